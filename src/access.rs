@@ -1,0 +1,113 @@
+//! Who calls, and whether he may.
+//!
+//! Over HTTP a credential decides: the admin token, or an API key from the registry. Over NATS the server has decided by
+//! the subject, and nothing in here is asked. Unknown is refused; what can't be checked yet is "unavailable", never "no".
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+use utoipa::ToSchema;
+
+use crate::{
+    api::Scope,
+    config,
+    error::{Code, Error, Result},
+    registry::{Registry, keys::ApiKey},
+};
+
+/// The tenant that exists without being made.
+pub const DEFAULT_TENANT: &str = "default";
+
+/// What an API key may do. Callers know these as roles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Grant {
+    /// Takes ids from keys, pools and stages.
+    Mint,
+    /// Sets and reads its tenant's timers.
+    Timers,
+    /// Writes and reads its tenant's usage records.
+    Usage,
+    /// Sees the secrets that its tenant's timers carry.
+    Secrets,
+    /// Administers its own tenant; with the default tenant, the whole deployment.
+    Admin,
+    /// Rewrites usage records older than the backfill window.
+    Elevated,
+}
+
+impl Grant {
+    pub const ALL: &'static [Grant] =
+        &[Grant::Mint, Grant::Timers, Grant::Usage, Grant::Secrets, Grant::Admin, Grant::Elevated];
+}
+
+/// A caller whose credentials were checked.
+#[derive(Debug, Clone)]
+pub enum Caller {
+    /// Has the admin token.
+    Admin,
+    Key(ApiKey),
+}
+
+impl Caller {
+    pub fn may(&self, scope: Scope) -> Result<()> {
+        let allowed = match (self, scope) {
+            (Caller::Admin, _) => true,
+            (Caller::Key(key), Scope::Operator) => {
+                key.tenant.as_str() == DEFAULT_TENANT && key.roles.contains(&Grant::Admin)
+            }
+            (Caller::Key(key), Scope::Mint) => key.roles.contains(&Grant::Mint),
+        };
+        if allowed { Ok(()) } else { Err(Error::new(Code::Forbidden, "these credentials do not allow this operation")) }
+    }
+}
+
+/// Checks credentials against the configured ones and the registry.
+pub struct Gate {
+    admin_token: Option<Hash>,
+    /// The one key that stands in the configuration.
+    configured_key: Option<(Hash, ApiKey)>,
+    registry: Registry,
+}
+
+type Hash = [u8; 32];
+
+/// Keys and tokens carry enough randomness that a plain hash can't be searched; it makes them safe to keep, and equally
+/// long to compare.
+pub fn hash(secret: &str) -> Hash {
+    Sha256::digest(secret.as_bytes()).into()
+}
+
+impl Gate {
+    pub fn new(auth: &config::Auth, registry: Registry) -> Self {
+        let hashed = |secret: &config::Secret| hash(secret.expose());
+        Self {
+            admin_token: auth.admin_token.as_ref().map(hashed),
+            configured_key: auth.api_key.as_ref().map(|key| (hashed(key), ApiKey::configured(hashed(key)))),
+            registry,
+        }
+    }
+
+    /// The caller behind a credential. Without one, or with a wrong one, there is no caller.
+    pub fn identify(&self, credential: Option<&str>) -> Result<Caller> {
+        let Some(credential) = credential else {
+            return Err(Error::new(Code::Unauthenticated, "credentials are missing"));
+        };
+        let presented = hash(credential);
+        if let Some(token) = &self.admin_token
+            && bool::from(token.ct_eq(&presented))
+        {
+            return Ok(Caller::Admin);
+        }
+        if let Some((configured, key)) = &self.configured_key
+            && bool::from(configured.ct_eq(&presented))
+        {
+            return Ok(Caller::Key(key.clone()));
+        }
+        self.registry.ready()?;
+        match ApiKey::id_in(credential).and_then(|id| self.registry.keys.get(id)) {
+            Some(key) if bool::from(key.hash.ct_eq(&presented)) => Ok(Caller::Key(ApiKey::clone(&key))),
+            _ => Err(Error::new(Code::Unauthenticated, "credentials are not valid")),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! One call of an operation, as the domain sees it, whatever transport brought it.
+
+use std::{fmt, future::Future, str::FromStr, sync::Arc};
+
+use super::Operation;
+use crate::{
+    error::{Error, Result},
+    telemetry::Trace,
+};
+
+/// One call of an operation.
+pub struct Call<O: Operation> {
+    pub target: O::Target,
+    pub request: O::Request,
+    pub context: Context,
+}
+
+/// What comes with a call besides what is asked. Nothing in here grants anything.
+#[derive(Debug, Clone, Default)]
+pub struct Context {
+    pub idempotency_key: Option<IdempotencyKey>,
+    pub trace: Trace,
+}
+
+/// A domain module's answer to an operation.
+pub trait Handle<O: Operation>: Send + Sync + 'static {
+    fn handle(&self, call: Call<O>) -> impl Future<Output = Result<O::Response>> + Send;
+}
+
+/// The caller's name for one request: the same name gets the same answer again.
+#[derive(Clone, PartialEq, Eq)]
+pub struct IdempotencyKey(Arc<str>);
+
+impl IdempotencyKey {
+    /// The header on both transports.
+    pub const HEADER: &str = "Idempotency-Key";
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for IdempotencyKey {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if (1..=255).contains(&text.chars().count()) {
+            Ok(Self(text.into()))
+        } else {
+            Err(Error::field(Self::HEADER, "must have 1 to 255 characters"))
+        }
+    }
+}
+
+impl fmt::Debug for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}

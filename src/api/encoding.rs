@@ -1,0 +1,114 @@
+//! How requests and replies are written: JSON, or MessagePack where the caller says so.
+
+use bytes::Bytes;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::error::{Error, Result};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Encoding {
+    #[default]
+    Json,
+    MessagePack,
+}
+
+impl Encoding {
+    /// From a `Content-Type`; none, and anything that is not MessagePack, is JSON.
+    pub fn of(content_type: Option<&str>) -> Self {
+        let essence = content_type.and_then(|text| text.split(';').next()).unwrap_or_default().trim();
+        match essence.to_ascii_lowercase().as_str() {
+            "application/msgpack" | "application/x-msgpack" | "application/vnd.msgpack" => Encoding::MessagePack,
+            _ => Encoding::Json,
+        }
+    }
+
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Encoding::Json => "application/json",
+            Encoding::MessagePack => "application/msgpack",
+        }
+    }
+
+    pub fn encode(self, value: &impl Serialize) -> Result<Bytes> {
+        match self {
+            Encoding::Json => serde_json::to_vec(value).map_err(Error::internal),
+            Encoding::MessagePack => rmp_serde::to_vec_named(value).map_err(Error::internal),
+        }
+        .map(Bytes::from)
+    }
+
+    /// An empty body is a request with every default. The error names the field.
+    pub fn decode<T: DeserializeOwned>(self, body: &[u8]) -> Result<T> {
+        match self {
+            _ if body.is_empty() => named(&mut serde_json::Deserializer::from_str("{}")),
+            Encoding::Json => {
+                let mut json = serde_json::Deserializer::from_slice(body);
+                let value = named(&mut json)?;
+                json.end().map_err(|error| Error::invalid(format!("body: {error}")))?;
+                Ok(value)
+            }
+            Encoding::MessagePack => named(&mut rmp_serde::Deserializer::from_read_ref(body)),
+        }
+    }
+}
+
+/// Deserializes, and says in the error which field was at fault.
+pub fn named<'de, T: DeserializeOwned, D>(deserializer: D) -> Result<T>
+where
+    D: serde::Deserializer<'de>,
+    D::Error: std::fmt::Display,
+{
+    serde_path_to_error::deserialize(deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        let problem = error.into_inner().to_string();
+        match path.as_str() {
+            "." => Error::invalid(problem),
+            field => Error::field(field, problem),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Sample {
+        size: Option<u32>,
+        ids: Option<Vec<i64>>,
+    }
+
+    #[test]
+    fn both_encodings_carry_the_same_values() {
+        let sample = Sample { size: Some(3), ids: Some(vec![1, i64::MAX]) };
+        for encoding in [Encoding::Json, Encoding::MessagePack] {
+            assert_eq!(encoding.decode::<Sample>(&encoding.encode(&sample).unwrap()).unwrap(), sample);
+            assert_eq!(encoding.decode::<Sample>(b"").unwrap(), Sample { size: None, ids: None });
+        }
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        for (body, expected) in [
+            (r#"{"size": "x"}"#, "size"),
+            (r#"{"sise": 1}"#, "sise"),
+            (r#"{"ids": [1, "x"]}"#, "ids[1]"),
+            (r#"{"size": 1} trailing"#, "trailing"),
+            ("[", "EOF"),
+        ] {
+            let error = Encoding::Json.decode::<Sample>(body.as_bytes()).unwrap_err();
+            assert!(error.message.contains(expected), "{body}: {error}");
+        }
+        assert!(Encoding::MessagePack.decode::<Sample>(b"\xc1").is_err());
+    }
+
+    #[test]
+    fn the_content_type_decides() {
+        assert_eq!(Encoding::of(Some("Application/MsgPack; charset=x")), Encoding::MessagePack);
+        assert_eq!(Encoding::of(Some("text/plain")), Encoding::Json);
+        assert_eq!(Encoding::of(None), Encoding::Json);
+    }
+}

@@ -1,0 +1,26 @@
+//! What can be asked: every operation's request, response, subject, routes and scope, declared once.
+//!
+//! A declaration (see [`operations!`]) is a type that implements [`Operation`]. From it come the NATS endpoint
+//! ([`crate::nats`]), the HTTP route ([`crate::http`]), the client's method ([`crate::client`]), the OpenAPI document
+//! and the permissions that `up` writes. The domain modules implement [`Handle`] for it and know no transport.
+
+mod call;
+mod encoding;
+mod name;
+mod operation;
+mod scope;
+
+pub mod admin;
+pub mod ids;
+
+pub use call::{Call, Context, Handle, IdempotencyKey};
+pub use encoding::{Encoding, named};
+pub use name::{Name, Target};
+pub use operation::{Info, Method, Operation, Route, Visitor};
+pub use scope::{Scope, Surface};
+
+/// Shows every operation to the visitor, in the order of the documentation.
+pub fn visit(visitor: &mut impl Visitor) {
+    ids::visit(visitor);
+    admin::visit(visitor);
+}

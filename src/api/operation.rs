@@ -1,0 +1,134 @@
+//! The declaration of an operation.
+
+use serde::{Serialize, de::DeserializeOwned};
+use utoipa::ToSchema;
+
+use super::{Name, Scope, Surface, Target};
+
+/// One thing that can be asked, declared by [`operations!`].
+pub trait Operation: Send + Sync + 'static {
+    type Target: Target;
+    type Request: Serialize + DeserializeOwned + ToSchema + Send + Sync;
+    type Response: Serialize + DeserializeOwned + ToSchema + Send + Sync;
+    const INFO: Info;
+}
+
+/// What a declaration says besides its types.
+#[derive(Debug)]
+pub struct Info {
+    /// The service's token in the subject.
+    pub service: &'static str,
+    /// The rest of the subject before the target; may have several tokens.
+    pub verb: &'static str,
+    /// The target's names, as HTTP parameters are called.
+    pub target: &'static [&'static str],
+    pub scope: Scope,
+    pub surface: Surface,
+    /// The HTTP status of success.
+    pub success: u16,
+    pub routes: &'static [Route],
+    /// The documentation: first line is the summary.
+    pub about: &'static str,
+}
+
+#[derive(Debug)]
+pub struct Route {
+    pub method: Method,
+    pub path: &'static str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    Get,
+    Post,
+    Delete,
+}
+
+impl Info {
+    /// `id.increment`: how logs, metrics and documents call it.
+    pub fn name(&self) -> String {
+        format!("{}.{}", self.service, self.verb)
+    }
+
+    /// The subject with a wildcard for each name of the target: `tm.id.increment.*`.
+    pub fn pattern(&self, prefix: &Name) -> String {
+        format!("{prefix}.{}.{}{}", self.service, self.verb, ".*".repeat(self.target.len()))
+    }
+
+    /// The subject of one target: `tm.id.increment.orders`.
+    pub fn subject(&self, prefix: &Name, target: &impl Target) -> String {
+        let mut subject = format!("{prefix}.{}.{}", self.service, self.verb);
+        for name in target.names() {
+            subject.push('.');
+            subject.push_str(name.as_str());
+        }
+        subject
+    }
+
+    pub fn summary(&self) -> &'static str {
+        self.about.trim_start().lines().next().unwrap_or_default()
+    }
+}
+
+/// Something that is to see every operation with its types.
+pub trait Visitor {
+    fn visit<O: Operation>(&mut self);
+}
+
+/// Declares the operations of one service: the type, its subject and routes, and the client's method.
+macro_rules! operations {
+    (
+        service $service:literal on $surface:ident;
+        $(
+            $(#[doc = $about:literal])+
+            $method:ident = $operation:ident($($target:ident),*) : $request:ty => $response:ty {
+                verb: $verb:literal,
+                scope: $scope:ident,
+                success: $success:literal,
+                routes: [$($http:ident $path:literal),* $(,)?],
+            }
+        )+
+    ) => {
+        $(
+            $(#[doc = $about])+
+            pub struct $operation;
+
+            impl $crate::api::Operation for $operation {
+                type Target = operations!(@target $($target)*);
+                type Request = $request;
+                type Response = $response;
+                const INFO: $crate::api::Info = $crate::api::Info {
+                    service: $service,
+                    verb: $verb,
+                    target: &[$(stringify!($target)),*],
+                    scope: $crate::api::Scope::$scope,
+                    surface: $crate::api::Surface::$surface,
+                    success: $success,
+                    routes: &[$($crate::api::Route { method: $crate::api::Method::$http, path: $path }),*],
+                    about: concat!($($about, "\n"),+),
+                };
+            }
+
+            impl $crate::client::Client {
+                $(#[doc = $about])+
+                pub async fn $method(
+                    &self,
+                    $($target: &$crate::api::Name,)*
+                    request: &$request,
+                ) -> $crate::error::Result<$response> {
+                    self.call::<$operation>(&operations!(@value $($target)*), request).await
+                }
+            }
+        )+
+
+        /// Shows this service's operations to the visitor.
+        pub fn visit(visitor: &mut impl $crate::api::Visitor) {
+            $(visitor.visit::<$operation>();)+
+        }
+    };
+    (@target) => { () };
+    (@target $name:ident) => { $crate::api::Name };
+    (@value) => { () };
+    (@value $name:ident) => { $name.clone() };
+}
+pub(super) use operations;

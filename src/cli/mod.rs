@@ -1,0 +1,95 @@
+//! The command line.
+
+mod call;
+mod doctor;
+mod serve;
+mod streams;
+mod up;
+
+use std::{fmt, path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{config::Config, database, error::chain, http, telemetry};
+
+/// Identifiers, stage numbers, timers and a usage ledger for other services.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// The configuration; ./tidemark.toml if it exists, else the defaults. The environment wins over it.
+    #[arg(long, global = true, env = "TIDEMARK_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start everything here: nats-server and PostgreSQL as children, and all roles.
+    Up(up::Options),
+    /// Serve, on a nats-server and a PostgreSQL that run already.
+    Serve(serve::Options),
+    /// Bring the database up to date.
+    Migrate,
+    /// Compare or apply the declared streams and buckets.
+    #[command(subcommand)]
+    Streams(streams::Command),
+    /// Look at NATS, PostgreSQL and the streams, and say what is wrong.
+    Doctor,
+    /// Print the OpenAPI document.
+    Openapi,
+    /// Send one request over NATS and print the reply.
+    Call(call::Options),
+}
+
+/// One sentence for whoever started us.
+pub struct Failure(String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<E: std::error::Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(chain(&error))
+    }
+}
+
+type Outcome = Result<ExitCode, Failure>;
+
+impl Cli {
+    pub async fn run(self) -> Outcome {
+        let config = Config::load(self.common.config.as_deref())?;
+        match self.command {
+            Command::Up(options) => up::run(config, options).await,
+            Command::Serve(options) => serve::run(config, options).await,
+            Command::Migrate => migrate(&config).await,
+            Command::Streams(command) => streams::run(&config, command).await,
+            Command::Doctor => doctor::run(&config).await,
+            Command::Openapi => {
+                println!("{}", serde_json::to_string_pretty(&http::openapi_document())?);
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::Call(options) => call::run(&config, options).await,
+        }
+    }
+}
+
+async fn migrate(config: &Config) -> Outcome {
+    let pool = database::pool(&config.database)?;
+    database::migrate(&pool).await?;
+    println!("the database is up to date");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn init_logs(config: &Config) -> Result<(), Failure> {
+    telemetry::init_logs(&config.telemetry).map_err(|problem| Failure(format!("configuration: {problem}")))
+}

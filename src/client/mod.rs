@@ -1,0 +1,102 @@
+//! What other Rust services import: typed calls over NATS.
+//!
+//! ```no_run
+//! # async fn example() -> tidemark::error::Result<()> {
+//! use tidemark::{api::ids::IncrementRequest, client::Client};
+//!
+//! let client = Client::connect("nats://127.0.0.1:4222").await?;
+//! let ids = client.increment(&"orders".parse()?, &IncrementRequest { size: Some(3) }).await?;
+//! println!("{:?}", ids.id);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every operation has a method of its own name, which comes from its declaration in [`crate::api`].
+
+use std::time::Duration;
+
+use async_nats::{ConnectOptions, HeaderMap, Request, client::RequestErrorKind};
+
+use crate::{
+    api::{Context, Encoding, IdempotencyKey, Name, Operation},
+    error::{self, Error, Result},
+    jetstream,
+    telemetry::Trace,
+};
+
+pub const SERVICE_ERROR: &str = "Nats-Service-Error";
+pub const SERVICE_ERROR_CODE: &str = "Nats-Service-Error-Code";
+pub const CONTENT_TYPE: &str = "Content-Type";
+
+/// Longer than an operation may try on the other side.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    nats: async_nats::Client,
+    prefix: Name,
+}
+
+impl Client {
+    /// Connects with the default prefix `tm`; user and password may stand in the URL. For anything else, connect yourself
+    /// and use [`Client::new`].
+    pub async fn connect(url: &str) -> Result<Self> {
+        let nats = jetstream::connect_to(ConnectOptions::new(), url)
+            .await
+            .map_err(|error| Error::unavailable("NATS is not reachable").source(error))?;
+        Ok(Self::new(nats, "tm".parse()?))
+    }
+
+    pub fn new(nats: async_nats::Client, prefix: Name) -> Self {
+        Self { nats, prefix }
+    }
+
+    /// Calls an operation.
+    pub async fn call<O: Operation>(&self, target: &O::Target, request: &O::Request) -> Result<O::Response> {
+        self.call_with::<O>(target, request, &Context::default()).await
+    }
+
+    /// The same with an idempotency key or a trace.
+    pub async fn call_with<O: Operation>(
+        &self,
+        target: &O::Target,
+        request: &O::Request,
+        context: &Context,
+    ) -> Result<O::Response> {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, Encoding::MessagePack.content_type());
+        if let Some(key) = &context.idempotency_key {
+            headers.insert(IdempotencyKey::HEADER, key.as_str());
+        }
+        if let Some(trace) = context.trace.header() {
+            headers.insert(Trace::HEADER, trace);
+        }
+        let subject = O::INFO.subject(&self.prefix, target);
+        let body = Encoding::MessagePack.encode(request)?;
+        let reply = self.request(subject, headers, body).await?;
+        Encoding::MessagePack.decode(&reply)
+    }
+
+    /// Sends a request of any kind; an error reply becomes an [`Error`].
+    pub async fn request(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<bytes::Bytes> {
+        let request = Request::new().headers(headers).payload(body).timeout(Some(TIMEOUT));
+        let reply = self.nats.send_request(subject.clone(), request).await.map_err(|error| match error.kind() {
+            RequestErrorKind::NoResponders => Error::unavailable(format!("nobody answers on {subject}")),
+            RequestErrorKind::TimedOut => Error::unavailable(format!("no answer on {subject} in time")),
+            RequestErrorKind::InvalidSubject => Error::invalid(format!("not a subject: {subject}")),
+            _ => Error::unavailable("the request was not sent").source(error),
+        })?;
+        let header = |name| reply.headers.as_ref().and_then(|headers| headers.get(name)).map(|value| value.as_str());
+        match header(SERVICE_ERROR_CODE) {
+            None => Ok(reply.payload),
+            Some(_) => {
+                let encoding = Encoding::of(header(CONTENT_TYPE));
+                let body: error::Body = encoding.decode(&reply.payload).map_err(|_| {
+                    Error::unavailable(format!("{subject}: {}", header(SERVICE_ERROR).unwrap_or("failed")))
+                })?;
+                Err(body.into())
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! The configuration: one struct, whose manual and defaults are `tidemark.toml`.
+
+use std::{collections::HashMap, fmt, path::Path, path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Deserializer, de};
+
+use crate::{api::Name, error::chain, roles::Role};
+
+/// The manual carries the defaults, so the two can't drift apart.
+const DEFAULTS: &str = include_str!("../tidemark.toml");
+
+/// Names that deployments already use, and the keys that they set.
+const FAMILIAR: &[(&str, &str)] = &[
+    ("NATS_URL", "NATS__URL"),
+    ("NATS_CREDS", "NATS__CREDENTIALS"),
+    ("DATABASE_URL", "DATABASE__URL"),
+    ("PG_HOST", "DATABASE__HOST"),
+    ("PG_PORT", "DATABASE__PORT"),
+    ("PG_USER", "DATABASE__USER"),
+    ("PG_PASSWORD", "DATABASE__PASSWORD"),
+    ("PG_DB_NAME", "DATABASE__NAME"),
+    ("API_KEY", "AUTH__API_KEY"),
+    ("PORT", "HTTP__PORT"),
+];
+
+const PREFIX: &str = "TIDEMARK__";
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    #[serde(deserialize_with = "list")]
+    pub roles: Vec<Role>,
+    pub nats: Nats,
+    pub jetstream: JetStream,
+    pub database: Database,
+    pub http: Http,
+    pub auth: Auth,
+    pub watermark: Watermark,
+    pub ids: Ids,
+    pub telemetry: Telemetry,
+    pub shutdown: Shutdown,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nats {
+    pub url: Secret,
+    pub credentials: Option<PathBuf>,
+    pub monitor_url: Option<String>,
+    pub prefix: Name,
+    pub inbox_prefix: Name,
+    pub concurrency: usize,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JetStream {
+    pub replicas: u8,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Database {
+    pub url: Option<Secret>,
+    pub host: String,
+    pub port: u16,
+    pub user: String,
+    pub password: Option<Secret>,
+    pub name: String,
+    pub max_connections: u32,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    pub host: String,
+    pub port: u16,
+    #[serde(with = "humantime_serde")]
+    pub request_timeout: Duration,
+    pub body_limit: usize,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Auth {
+    pub admin_token: Option<Secret>,
+    pub api_key: Option<Secret>,
+    pub open_pools_and_stages: bool,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Watermark {
+    #[serde(with = "humantime_serde")]
+    pub deadline: Duration,
+    #[serde(with = "humantime_serde")]
+    pub idempotency_window: Duration,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ids {
+    pub default_batch_size: u64,
+    pub max_batch_size: u64,
+    pub prefetch_threshold: f64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Telemetry {
+    pub log_format: LogFormat,
+    pub log_level: String,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Json,
+    Pretty,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shutdown {
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
+}
+
+/// Text that must not show up in a log.
+#[derive(Clone, Deserialize, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[secret]")
+    }
+}
+
+/// Why the configuration was refused. Names the key.
+#[derive(Debug, thiserror::Error)]
+#[error("configuration: {0}")]
+pub struct Refused(String);
+
+impl Config {
+    /// Defaults, then the file, then the environment.
+    pub fn load(file: Option<&Path>) -> Result<Self, Refused> {
+        let file = match file {
+            Some(path) => Some(path.to_owned()),
+            None => Some(PathBuf::from("tidemark.toml")).filter(|path| path.exists()),
+        };
+        let text = file
+            .map(|path| std::fs::read_to_string(&path).map_err(|error| Refused(format!("{}: {error}", path.display()))))
+            .transpose()?;
+        Self::from_parts(text.as_deref(), std::env::vars().collect())
+    }
+
+    /// The same from text and given variables.
+    pub fn from_parts(file: Option<&str>, environment: HashMap<String, String>) -> Result<Self, Refused> {
+        let toml = |text: &str| config::File::from_str(text, config::FileFormat::Toml);
+        let mut sources = config::Config::builder().add_source(toml(DEFAULTS));
+        if let Some(text) = file {
+            sources = sources.add_source(toml(text));
+        }
+        // No guessing of types: a token of digits must stay the text that it is.
+        let variables = config::Environment::with_prefix("TIDEMARK")
+            .prefix_separator("__")
+            .separator("__")
+            .ignore_empty(true)
+            .source(Some(ours(environment)));
+        let merged = sources.add_source(variables).build().map_err(|error| Refused(chain(&error)))?;
+        let config: Self =
+            serde_path_to_error::deserialize(merged).map_err(|error| match error.path().to_string() {
+                path if path == "." => Refused(error.into_inner().to_string()),
+                path => Refused(format!("{path}: {}", error.into_inner())),
+            })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), Refused> {
+        let refuse = |key: &str, why: String| Err(Refused(format!("{key}: {why}")));
+        if self.roles.is_empty() {
+            return refuse("roles", format!("must name at least one of {}", Role::names().join(", ")));
+        }
+        if !matches!(self.jetstream.replicas, 1 | 3) {
+            return refuse(
+                "jetstream.replicas",
+                format!("must be 1 or 3, not {}: two copies tolerate no loss", self.jetstream.replicas),
+            );
+        }
+        for (key, secret) in [("auth.admin_token", &self.auth.admin_token), ("auth.api_key", &self.auth.api_key)] {
+            if let Some(length) = secret.as_ref().map(|secret| secret.expose().chars().count())
+                && length < 32
+            {
+                return refuse(key, format!("must have 32 characters at least, has {length}"));
+            }
+        }
+        if self.nats.concurrency == 0 {
+            return refuse("nats.concurrency", "must be 1 at least: with 0 nothing would be answered".into());
+        }
+        if self.database.max_connections == 0 {
+            return refuse("database.max_connections", "must be 1 at least".into());
+        }
+        for (key, duration) in [
+            ("http.request_timeout", self.http.request_timeout),
+            ("watermark.deadline", self.watermark.deadline),
+            ("watermark.idempotency_window", self.watermark.idempotency_window),
+        ] {
+            if duration < Duration::from_secs(1) {
+                return refuse(key, format!("must be 1s at least, is {duration:?}"));
+            }
+        }
+        if self.ids.default_batch_size == 0 {
+            return refuse("ids.default_batch_size", "must be 1 at least".into());
+        }
+        if self.ids.max_batch_size < self.ids.default_batch_size {
+            return refuse("ids.max_batch_size", "must not be below ids.default_batch_size".into());
+        }
+        if !(0.0..=1.0).contains(&self.ids.prefetch_threshold) {
+            return refuse(
+                "ids.prefetch_threshold",
+                format!("must lie between 0.0 and 1.0, is {}", self.ids.prefetch_threshold),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Our variables alone, the familiar names under the ones that they stand for.
+fn ours(environment: HashMap<String, String>) -> HashMap<String, String> {
+    let familiar = FAMILIAR.iter().filter_map(|(name, key)| {
+        let value = environment.get(*name).filter(|value| !value.is_empty())?;
+        Some((format!("{PREFIX}{key}"), value.clone()))
+    });
+    let mut ours: HashMap<String, String> = familiar.collect();
+    ours.extend(environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)));
+    ours
+}
+
+/// A list, or text with commas as the environment has it.
+fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Role>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        Text(String),
+        List(Vec<String>),
+    }
+    let names = match OneOrMany::deserialize(deserializer)? {
+        OneOrMany::Text(text) => text.split(',').map(|name| name.trim().to_owned()).collect(),
+        OneOrMany::List(list) => list,
+    };
+    names.iter().filter(|name| !name.is_empty()).map(|name| name.parse().map_err(de::Error::custom)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(file: &str, environment: &[(&str, &str)]) -> Result<Config, Refused> {
+        let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        Config::from_parts(Some(file), environment)
+    }
+
+    #[test]
+    fn the_manual_is_a_complete_configuration() {
+        let config = load("", &[]).unwrap();
+        assert_eq!(config.http.port, 8080);
+        assert_eq!(config.watermark.idempotency_window, Duration::from_secs(86_400));
+        assert_eq!(config.roles, Role::ALL);
+    }
+
+    #[test]
+    fn the_environment_wins_over_the_file_and_our_names_over_familiar_ones() {
+        let config = load(
+            "[http]\nport = 1",
+            &[("PORT", "2"), ("PG_HOST", "db"), ("NATS_URL", "nats://a"), ("TIDEMARK__ROLES", "http")],
+        )
+        .unwrap();
+        assert_eq!((config.http.port, &*config.database.host), (2, "db"));
+        assert_eq!(config.nats.url.expose(), "nats://a");
+        assert_eq!(config.roles, [Role::Http]);
+        assert_eq!(load("", &[("PORT", "2"), ("TIDEMARK__HTTP__PORT", "3")]).unwrap().http.port, 3);
+    }
+
+    #[test]
+    fn a_secret_of_digits_stays_as_it_is_and_is_never_printed() {
+        let digits = "00012345678901234567890123456789";
+        let config = load("", &[("API_KEY", digits)]).unwrap();
+        assert_eq!(config.auth.api_key.as_ref().unwrap().expose(), digits);
+        assert!(!format!("{config:?}").contains(digits));
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_named() {
+        for (file, environment, expected) in [
+            ("[http]\nprot = 1", ("X", ""), "prot"),
+            ("nonsense = 1", ("X", ""), "nonsense"),
+            ("", ("TIDEMARK__HTTP__PROT", "1"), "prot"),
+            ("", ("PORT", "eighty"), "http.port"),
+            ("[jetstream]\nreplicas = 2", ("X", ""), "jetstream.replicas: must be 1 or 3, not 2"),
+            ("[auth]\nadmin_token = 'short'", ("X", ""), "auth.admin_token: must have 32 characters at least, has 5"),
+            ("", ("API_KEY", "short"), "auth.api_key"),
+            ("roles = ['cook']", ("X", ""), "cook"),
+            ("roles = []", ("X", ""), "roles"),
+            ("[nats]\nprefix = 'a.b'", ("X", ""), "nats.prefix"),
+            ("[nats]\nconcurrency = 0", ("X", ""), "nats.concurrency"),
+            ("[http]\nrequest_timeout = '1 fortnite'", ("X", ""), "http.request_timeout"),
+            ("[ids]\nprefetch_threshold = 1.5", ("X", ""), "ids.prefetch_threshold"),
+            ("[ids]\nmax_batch_size = 1", ("X", ""), "ids.max_batch_size"),
+            ("not toml", ("X", ""), "TOML"),
+        ] {
+            let refused = load(file, &[environment]).expect_err(file).to_string();
+            assert!(refused.contains(expected), "{file} {environment:?}: {refused}");
+        }
+    }
+}

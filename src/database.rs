@@ -1,0 +1,81 @@
+//! The connection to PostgreSQL, and its migrations.
+
+use std::{str::FromStr, time::Duration};
+
+use sqlx::{
+    PgPool,
+    migrate::{MigrateError, Migrator},
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+
+use crate::config;
+
+/// The numbered files of `migrations/`.
+pub static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
+
+/// 15.0, as the server counts.
+const MINIMUM_VERSION: i32 = 150_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DatabaseError {
+    #[error("database.url: {0}")]
+    Address(sqlx::Error),
+    #[error("PostgreSQL is not reachable: {0}")]
+    Unreachable(sqlx::Error),
+    #[error("PostgreSQL {found} is too old: Tidemark needs 15 or newer")]
+    TooOld { found: String },
+    #[error("the database was migrated by another version of Tidemark: {0}")]
+    OtherVersion(MigrateError),
+    #[error("migration: {0}")]
+    Migration(MigrateError),
+}
+
+impl DatabaseError {
+    /// Whether waiting may help.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable(_) => true,
+            Self::Migration(error) => matches!(error, MigrateError::Execute(_)),
+            Self::Address(_) | Self::TooOld { .. } | Self::OtherVersion(_) => false,
+        }
+    }
+}
+
+/// A pool that connects when it is first used, so that a missing server is no error yet.
+pub fn pool(database: &config::Database) -> Result<PgPool, DatabaseError> {
+    let options = match &database.url {
+        Some(url) => PgConnectOptions::from_str(url.expose()).map_err(DatabaseError::Address)?,
+        None => {
+            let options = PgConnectOptions::new()
+                .host(&database.host)
+                .port(database.port)
+                .username(&database.user)
+                .database(&database.name);
+            match &database.password {
+                Some(password) => options.password(password.expose()),
+                None => options,
+            }
+        }
+    };
+    Ok(PgPoolOptions::new()
+        .max_connections(database.max_connections)
+        .acquire_timeout(Duration::from_secs(3))
+        .connect_lazy_with(options.application_name("tidemark")))
+}
+
+/// Brings the database up to date. Any number of processes may try at once; one does it.
+pub async fn migrate(pool: &PgPool) -> Result<(), DatabaseError> {
+    let number: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")
+        .fetch_one(pool)
+        .await
+        .map_err(DatabaseError::Unreachable)?;
+    if number < MINIMUM_VERSION {
+        return Err(DatabaseError::TooOld { found: format!("{}.{}", number / 10_000, number % 10_000) });
+    }
+    MIGRATIONS.run(pool).await.map_err(|error| match error {
+        MigrateError::VersionMissing(_) | MigrateError::VersionMismatch(_) | MigrateError::VersionTooOld(..) => {
+            DatabaseError::OtherVersion(error)
+        }
+        other => DatabaseError::Migration(other),
+    })
+}

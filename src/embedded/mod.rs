@@ -1,0 +1,49 @@
+//! Starts a real nats-server and a real PostgreSQL as children, for `tidemark up` and for the tests.
+
+mod child;
+mod find;
+mod nats;
+mod permissions;
+mod postgres;
+mod unprivileged;
+mod up;
+
+pub use child::Child;
+pub use nats::NatsServer;
+pub use permissions::{Callers, User};
+pub use postgres::{Durability, Postgres};
+pub use up::{Up, UpOptions};
+
+use std::net::TcpListener;
+
+/// What went wrong, in one sentence that says what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct EmbeddedError(String);
+
+impl EmbeddedError {
+    pub fn new(sentence: impl Into<String>) -> Self {
+        Self(sentence.into())
+    }
+}
+
+pub type Result<T, E = EmbeddedError> = std::result::Result<T, E>;
+
+/// Adds what was being done to an error of the system.
+trait Doing<T> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T> Doing<T> for std::io::Result<T> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|error| EmbeddedError(format!("{}: {error}", what())))
+    }
+}
+
+/// A port that is free: the wanted one, or any if that is 0.
+pub fn free_port(wanted: u16, option: &str) -> Result<u16> {
+    let bound = TcpListener::bind(("127.0.0.1", wanted)).map_err(|error| {
+        EmbeddedError(format!("port {wanted} is not free ({error}): choose another with {option}, 0 for any free one"))
+    })?;
+    bound.local_addr().map(|address| address.port()).doing(|| "asking for a free port".into())
+}

@@ -1,0 +1,106 @@
+//! The way from a transport to the code that answers: in this process where it hosts the operation, else over NATS.
+
+use std::{
+    any::{Any, TypeId},
+    collections::HashMap,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+
+use crate::{
+    api::{Call, Context, Encoding, Handle, Info, Name, Operation, Target},
+    client::Client,
+    error::{Error, Result},
+};
+
+/// The operations that this process answers itself.
+#[derive(Default)]
+pub struct Hosted {
+    typed: HashMap<TypeId, Box<dyn Any + Send + Sync>>,
+    wired: Vec<Arc<dyn Wired>>,
+}
+
+impl Hosted {
+    pub fn add<O: Operation>(&mut self, handler: &Arc<impl Handle<O>>) {
+        let dispatch: Arc<dyn Dispatch<O>> = handler.clone();
+        self.wired.push(Arc::new(WiredOperation(dispatch.clone())));
+        self.typed.insert(TypeId::of::<O>(), Box::new(dispatch));
+    }
+
+    fn get<O: Operation>(&self) -> Option<&Arc<dyn Dispatch<O>>> {
+        self.typed.get(&TypeId::of::<O>())?.downcast_ref()
+    }
+
+    /// The same operations, for transports that carry bytes.
+    pub fn wired(&self) -> &[Arc<dyn Wired>] {
+        &self.wired
+    }
+}
+
+/// [`Handle`] for a handler whose type is not known.
+trait Dispatch<O: Operation>: Send + Sync {
+    fn dispatch(&self, call: Call<O>) -> BoxFuture<'_, Result<O::Response>>;
+}
+
+impl<O: Operation, H: Handle<O>> Dispatch<O> for H {
+    fn dispatch(&self, call: Call<O>) -> BoxFuture<'_, Result<O::Response>> {
+        Box::pin(self.handle(call))
+    }
+}
+
+/// An operation that takes and answers bytes.
+pub trait Wired: Send + Sync {
+    fn info(&self) -> &'static Info;
+
+    /// `names` are the target's, as the subject has them.
+    fn answer<'a>(
+        &'a self,
+        encoding: Encoding,
+        names: Vec<Name>,
+        body: &'a [u8],
+        context: Context,
+    ) -> BoxFuture<'a, Result<Bytes>>;
+}
+
+struct WiredOperation<O: Operation>(Arc<dyn Dispatch<O>>);
+
+impl<O: Operation> Wired for WiredOperation<O> {
+    fn info(&self) -> &'static Info {
+        &O::INFO
+    }
+
+    fn answer<'a>(
+        &'a self,
+        encoding: Encoding,
+        names: Vec<Name>,
+        body: &'a [u8],
+        context: Context,
+    ) -> BoxFuture<'a, Result<Bytes>> {
+        Box::pin(async move {
+            let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a subject of another shape"))?;
+            let request = encoding.decode(body)?;
+            encoding.encode(&self.0.dispatch(Call { target, request, context }).await?)
+        })
+    }
+}
+
+/// Calls operations, wherever they are hosted.
+pub struct Gateway {
+    hosted: Hosted,
+    client: Client,
+}
+
+impl Gateway {
+    pub fn new(hosted: Hosted, client: Client) -> Self {
+        Self { hosted, client }
+    }
+
+    pub async fn call<O: Operation>(&self, call: Call<O>) -> Result<O::Response> {
+        match self.hosted.get::<O>() {
+            Some(handler) => handler.dispatch(call).await,
+            None => self.client.call_with::<O>(&call.target, &call.request, &call.context).await,
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! From a route to its operation and back.
+
+use std::{collections::HashMap, sync::Arc};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::{Path, Request, State},
+    http::{HeaderMap, HeaderName, header},
+    response::Response,
+    routing::{MethodFilter, on},
+};
+
+use super::{App, dialect, params::Params};
+use crate::{
+    api::{self, Call, Context, Encoding, IdempotencyKey, Method, Name, Operation, Target},
+    error::{Code, Error, Result},
+    telemetry::Trace,
+};
+
+/// The routes of every declaration.
+pub fn routes() -> Router<Arc<App>> {
+    struct Routes(Router<Arc<App>>);
+    impl api::Visitor for Routes {
+        fn visit<O: Operation>(&mut self) {
+            for route in O::INFO.routes {
+                let method = match route.method {
+                    Method::Get => MethodFilter::GET,
+                    Method::Post => MethodFilter::POST,
+                    Method::Delete => MethodFilter::DELETE,
+                };
+                self.0 = std::mem::take(&mut self.0).route(route.path, on(method, answer::<O>));
+            }
+        }
+    }
+    let mut routes = Routes(Router::new());
+    api::visit(&mut routes);
+    routes.0
+}
+
+async fn answer<O: Operation>(
+    State(app): State<Arc<App>>,
+    Path(path): Path<HashMap<String, String>>,
+    request: Request,
+) -> Response {
+    match call::<O>(&app, path, request).await {
+        Ok(response) => response,
+        Err(error) => {
+            error.log(&O::INFO.name());
+            dialect::failure(O::INFO.surface, &error)
+        }
+    }
+}
+
+async fn call<O: Operation>(app: &App, path: HashMap<String, String>, request: Request) -> Result<Response> {
+    let info = &O::INFO;
+    let (parts, body) = request.into_parts();
+    let ready = app.ready()?;
+    // Before the body is read: strangers get no work out of us.
+    if !app.is_open(info.surface) {
+        ready.gate.identify(credential(&parts.headers))?.may(info.scope)?;
+    }
+    let text = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let mut params = Params::default();
+    path.into_iter().try_for_each(|(name, value)| params.add_text(name, value))?;
+    params.add_query(parts.uri.query().unwrap_or_default())?;
+    let body = read(body, app.config.http.body_limit).await?;
+    let sent = Encoding::of(text(header::CONTENT_TYPE));
+    if !body.is_empty() {
+        params.add_body(sent, &body)?;
+    }
+    let names = info.target.iter().map(|name| params.take_text(name)?.parse()).collect::<Result<Vec<Name>>>()?;
+    let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;
+    let context = Context {
+        idempotency_key: text(HeaderName::from_static("idempotency-key"))
+            .map(str::parse::<IdempotencyKey>)
+            .transpose()?,
+        trace: parts.extensions.get::<Trace>().copied().unwrap_or_default(),
+    };
+    let answer = ready.gateway.call::<O>(Call { target, request: params.into_request()?, context }).await?;
+    let wanted = text(header::ACCEPT).map_or(sent, |accept| Encoding::of(Some(accept)));
+    dialect::success(info.surface, info.success, wanted, &answer)
+}
+
+async fn read(body: Body, limit: usize) -> Result<bytes::Bytes> {
+    to_bytes(body, limit).await.map_err(|error| {
+        Error::new(Code::PayloadTooLarge, format!("body: is larger than {limit} bytes, or broke off")).source(error)
+    })
+}
+
+/// `X-API-Key`, or `Authorization: Bearer`.
+pub fn credential(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    text("x-api-key").or_else(|| {
+        let (scheme, token) = text("authorization")?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    })
+}

@@ -1,0 +1,163 @@
+//! How each surface writes its answers and errors, as its callers know it from the service that it replaces.
+
+use axum::{
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::{
+    api::{Encoding, Surface},
+    error::{Body, Code, Error, Result},
+};
+
+/// IDBuilder's and the timer platform's envelope.
+#[derive(Serialize)]
+struct Envelope<T> {
+    code: u16,
+    message: &'static str,
+    data: T,
+}
+
+/// A successful answer.
+pub fn success(surface: Surface, status: u16, encoding: Encoding, answer: &impl Serialize) -> Result<Response> {
+    let body = match surface {
+        Surface::Ids | Surface::Timers => encoding.encode(&Envelope { code: 0, message: "success", data: answer }),
+        Surface::Pools | Surface::Stages | Surface::Usage | Surface::Native => encoding.encode(answer),
+    }?;
+    Ok(respond(status, encoding.content_type(), body))
+}
+
+/// An error. What the source says stays in the log.
+pub fn failure(surface: Surface, error: &Error) -> Response {
+    let status = error.code.status();
+    let envelope = |code: u16| json!({ "code": code, "message": error.message, "data": null });
+    let body = match surface {
+        Surface::Ids => envelope(id_code(error.code)),
+        Surface::Timers => envelope(timer_code(error.code)),
+        Surface::Stages => json!({ "error": stage_text(error) }),
+        Surface::Usage => json!({ "code": usage_code(error.code), "message": error.message, "details": error.details }),
+        Surface::Native => json!(Body::from(error)),
+        Surface::Pools => {
+            return decorate(error, respond(status, "text/plain; charset=utf-8", error.message.to_string()));
+        }
+    };
+    decorate(error, respond(status, "application/json", body.to_string()))
+}
+
+fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response {
+    let status = StatusCode::from_u16(status).expect("declarations and codes have valid statuses");
+    // An answer is for this caller and this moment, even to a GET.
+    let headers = [(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, "no-store")];
+    (status, headers, body.into()).into_response()
+}
+
+fn decorate(error: &Error, mut response: Response) -> Response {
+    if error.code == Code::Unauthenticated {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
+}
+
+fn id_code(code: Code) -> u16 {
+    match code {
+        Code::InvalidRequest | Code::Conflict | Code::PayloadTooLarge | Code::MethodNotAllowed => 1001,
+        Code::InvalidKey => 1002,
+        Code::SizeExceedsLimit => 1003,
+        Code::DeltaExceedsLimit => 1004,
+        Code::Unauthenticated => 2001,
+        Code::Forbidden => 2002,
+        Code::NotFound => 3001,
+        Code::Internal => 4001,
+        Code::Unavailable | Code::RateLimited => 4002,
+        Code::Exhausted => 4003,
+    }
+}
+
+fn timer_code(code: Code) -> u16 {
+    match code {
+        Code::Internal | Code::Unavailable | Code::Exhausted | Code::RateLimited => 1,
+        Code::NotFound => 3,
+        Code::Unauthenticated | Code::Forbidden => 4,
+        Code::InvalidRequest
+        | Code::InvalidKey
+        | Code::SizeExceedsLimit
+        | Code::DeltaExceedsLimit
+        | Code::Conflict
+        | Code::PayloadTooLarge
+        | Code::MethodNotAllowed => 2,
+    }
+}
+
+fn stage_text(error: &Error) -> &str {
+    match error.code {
+        Code::Internal => "An internal server error occurred.",
+        Code::RateLimited => "Too many requests.",
+        _ => &error.message,
+    }
+}
+
+fn usage_code(code: Code) -> &'static str {
+    match code {
+        Code::InvalidRequest | Code::InvalidKey | Code::SizeExceedsLimit | Code::DeltaExceedsLimit => {
+            "validation_error"
+        }
+        other => other.as_str(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SURFACES: [Surface; 6] =
+        [Surface::Ids, Surface::Pools, Surface::Stages, Surface::Timers, Surface::Usage, Surface::Native];
+
+    async fn text(response: Response) -> String {
+        let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
+        String::from_utf8(body.to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn every_dialect_writes_every_error_without_its_source() {
+        for surface in SURFACES {
+            for &code in Code::ALL {
+                let error = Error::new(code, "what happened").source("password=hunter2");
+                let response = failure(surface, &error);
+                assert_eq!(response.status().as_u16(), code.status());
+                let body = text(response).await;
+                assert!(!body.contains("hunter2") && !body.is_empty(), "{surface:?} {code}: {body}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_same_error_in_each_dialect() {
+        let error = Error::new(Code::NotFound, "key not found: x");
+        for (surface, expected) in [
+            (Surface::Ids, r#"{"code":3001,"message":"key not found: x","data":null}"#),
+            (Surface::Timers, r#"{"code":3,"message":"key not found: x","data":null}"#),
+            (Surface::Stages, r#"{"error":"key not found: x"}"#),
+            (Surface::Pools, "key not found: x"),
+            (Surface::Usage, r#"{"code":"not_found","message":"key not found: x","details":null}"#),
+            (Surface::Native, r#"{"code":"not_found","message":"key not found: x"}"#),
+        ] {
+            assert_eq!(text(failure(surface, &error)).await, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_same_answer_in_each_dialect() {
+        for surface in SURFACES {
+            let response = success(surface, 201, Encoding::Json, &json!({"id": [1]})).unwrap();
+            assert_eq!(response.status(), 201);
+            let expected = match surface {
+                Surface::Ids | Surface::Timers => r#"{"code":0,"message":"success","data":{"id":[1]}}"#,
+                _ => r#"{"id":[1]}"#,
+            };
+            assert_eq!(text(response).await, expected);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What happens to every request before and after its route: trace, deadline, panic guard, metrics.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+
+use axum::{
+    extract::{MatchedPath, Request, State},
+    middleware::Next,
+    response::Response,
+};
+use futures::FutureExt;
+use tokio::time::timeout;
+use tracing::Instrument;
+
+use super::{App, dialect};
+use crate::{api::Surface, error::Error, telemetry::Trace};
+
+pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let trace = Trace::from_header(text(&request, Trace::HEADER)).or_begin();
+    let span = tracing::info_span!(
+        "http",
+        method = %request.method(),
+        path = request.uri().path(),
+        trace_id = trace.id(),
+        request_id = text(&request, "x-request-id"),
+    );
+    let surface = Surface::of_path(request.uri().path());
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let method = request.method().as_str().to_owned();
+    request.extensions_mut().insert(trace);
+
+    let limit = app.config.http.request_timeout;
+    let answer = timeout(limit, AssertUnwindSafe(next.run(request)).catch_unwind());
+    let response = match answer.instrument(span.clone()).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(_)) => span.in_scope(|| failed(surface, Error::internal("the handler panicked"))),
+        Err(_) => span.in_scope(|| failed(surface, Error::unavailable(format!("not answered within {limit:?}")))),
+    };
+
+    let labels = [
+        ("method", method),
+        // The route's pattern, not the path: a label must not have a value per id.
+        ("route", route.map_or_else(|| "none".to_owned(), |path| path.as_str().to_owned())),
+        ("status", response.status().as_str().to_owned()),
+    ];
+    metrics::counter!("tidemark_http_requests_total", &labels).increment(1);
+    metrics::histogram!("tidemark_http_request_seconds", &labels[..2]).record(began.elapsed().as_secs_f64());
+    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), "answered"));
+    response
+}
+
+fn failed(surface: Surface, error: Error) -> Response {
+    error.log("http");
+    dialect::failure(surface, &error)
+}
+
+fn text<'a>(request: &'a Request, header: &str) -> Option<&'a str> {
+    request.headers().get(header).and_then(|value| value.to_str().ok())
+}

@@ -1,0 +1,94 @@
+//! The HTTP bridge: maps routes to operations and speaks each surface's dialect. No domain rule lives here.
+
+mod bridge;
+mod dialect;
+mod edge;
+mod health;
+mod openapi;
+mod params;
+
+use std::sync::{Arc, OnceLock};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::Method,
+    middleware,
+    response::{Html, IntoResponse, Response},
+    routing::get,
+};
+use tower_http::compression::CompressionLayer;
+
+pub use health::Health;
+pub use openapi::document as openapi_document;
+
+use crate::{
+    access::Gate,
+    api::Surface,
+    config::Config,
+    error::{Code, Error, Result},
+    gateway::Gateway,
+    telemetry,
+};
+
+/// What the routes share.
+pub struct App {
+    pub config: Arc<Config>,
+    pub health: Health,
+    /// Set when the process has found its servers. Until then every operation is unavailable, and `/ready` says why.
+    pub ready: OnceLock<Ready>,
+}
+
+pub struct Ready {
+    pub gateway: Gateway,
+    pub gate: Gate,
+}
+
+impl App {
+    fn ready(&self) -> Result<&Ready> {
+        self.ready.get().ok_or_else(|| Error::unavailable("the process is starting"))
+    }
+
+    /// Whether a surface asks strangers for credentials.
+    fn is_open(&self, surface: Surface) -> bool {
+        surface.open_by_default() && self.config.auth.open_pools_and_stages
+    }
+}
+
+/// All routes.
+pub fn router(app: Arc<App>) -> Router {
+    let operations = bridge::routes();
+    let extra = Router::new()
+        .route("/health", get(health::live))
+        .route("/ready", get(health::ready))
+        .route("/healthz", get(health::healthz))
+        .route("/metrics", get(async || telemetry::metrics().render()))
+        .route("/openapi.json", get(async || axum::Json(openapi_document())))
+        .route("/docs", get(async || Html(include_str!("docs.html"))));
+    operations
+        .merge(extra)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(middleware::from_fn_with_state(app.clone(), edge::guard))
+        .layer(CompressionLayer::new())
+        .with_state(app)
+}
+
+/// Strangers learn nothing about the paths of a closed surface.
+async fn no_such_path(State(app): State<Arc<App>>, request: Request) -> Response {
+    let surface = Surface::of_path(request.uri().path());
+    let known = match surface {
+        Surface::Native => Ok(()),
+        _ if app.is_open(surface) => Ok(()),
+        _ => app.ready().and_then(|ready| ready.gate.identify(bridge::credential(request.headers()))).map(drop),
+    };
+    let error = known.err().unwrap_or_else(|| {
+        Error::new(Code::NotFound, format!("there is nothing at {} {}", request.method(), request.uri().path()))
+    });
+    dialect::failure(surface, &error).into_response()
+}
+
+async fn no_such_method(method: Method, uri: axum::http::Uri) -> Response {
+    let error = Error::new(Code::MethodNotAllowed, format!("{method} is not supported at {}", uri.path()));
+    dialect::failure(Surface::of_path(uri.path()), &error)
+}

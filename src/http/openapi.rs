@@ -1,0 +1,174 @@
+//! The OpenAPI document, from the declarations.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+use utoipa::{PartialSchema, ToSchema};
+
+use crate::{
+    api::{self, Info, Method, Operation, Route, Scope, Surface},
+    error,
+};
+
+/// The whole document.
+pub fn document() -> Value {
+    struct Document {
+        paths: BTreeMap<&'static str, Map<String, Value>>,
+        schemas: BTreeMap<String, Value>,
+    }
+
+    impl Document {
+        fn schema<T: ToSchema>(&mut self) -> Value {
+            let mut schemas = vec![(T::name().into_owned(), T::schema())];
+            T::schemas(&mut schemas);
+            self.schemas.extend(schemas.into_iter().map(|(name, schema)| (name, json!(schema))));
+            json!({ "$ref": format!("#/components/schemas/{}", T::name()) })
+        }
+    }
+
+    impl api::Visitor for Document {
+        fn visit<O: Operation>(&mut self) {
+            let request = self.schema::<O::Request>();
+            let response = self.schema::<O::Response>();
+            let fields = json!(O::Request::schema());
+            for route in O::INFO.routes {
+                let entry = describe(&O::INFO, route, &request, &fields, &response);
+                self.paths.entry(route.path).or_default().insert(verb(route.method).to_owned(), entry);
+            }
+        }
+    }
+
+    let mut document = Document { paths: BTreeMap::new(), schemas: BTreeMap::new() };
+    document.schema::<error::Body>();
+    api::visit(&mut document);
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tidemark",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": env!("CARGO_PKG_DESCRIPTION"),
+        },
+        "paths": document.paths,
+        "components": {
+            "schemas": document.schemas,
+            "securitySchemes": {
+                "bearer": { "type": "http", "scheme": "bearer", "description": "Admin token or API key" },
+                "apiKey": { "type": "apiKey", "in": "header", "name": "X-API-Key" },
+            },
+        },
+    })
+}
+
+fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, response: &Value) -> Value {
+    let mut operation = json!({
+        "operationId": operation_id(info, route),
+        "tags": [info.service],
+        "summary": info.summary(),
+        "description": description(info),
+        "x-nats-subject": info.pattern(&"tm".parse().expect("a valid name")),
+        "responses": {
+            info.success.to_string(): answer("Success", enveloped(info.surface, response)),
+            "default": answer("Error", failure(info.surface)),
+        },
+    });
+    if !info.surface.open_by_default() {
+        operation["security"] = json!([{ "bearer": [] }, { "apiKey": [] }]);
+    }
+    let in_path = |name: &str| route.path.contains(&format!("{{{name}}}"));
+    let parameter = |name: &str, schema: &Value, required: bool| {
+        let place = if in_path(name) { "path" } else { "query" };
+        json!({
+            "name": name,
+            "in": place,
+            "required": required || in_path(name),
+            "description": schema.get("description"),
+            "schema": schema,
+        })
+    };
+    let properties = fields.get("properties").and_then(Value::as_object).cloned().unwrap_or_default();
+    let is_required = |name: &str| {
+        fields.get("required").and_then(Value::as_array).is_some_and(|required| required.iter().any(|one| one == name))
+    };
+    let name_schema = json!({ "type": "string", "pattern": "^[A-Za-z0-9_-]{1,255}$" });
+    let with_body = route.method == Method::Post;
+    let mut parameters: Vec<Value> = info
+        .target
+        .iter()
+        .filter(|name| !with_body || in_path(name))
+        .map(|name| parameter(name, &name_schema, true))
+        .collect();
+    parameters.extend(
+        properties
+            .iter()
+            .filter(|(name, _)| !with_body || in_path(name))
+            .map(|(name, schema)| parameter(name, schema, is_required(name))),
+    );
+    operation["parameters"] = parameters.into();
+    if with_body {
+        let targets: Vec<_> = info.target.iter().filter(|name| !in_path(name)).collect();
+        let schema = if targets.is_empty() {
+            request.clone()
+        } else {
+            let names: Map<_, _> = targets.iter().map(|name| (name.to_string(), name_schema.clone())).collect();
+            json!({ "allOf": [{ "type": "object", "properties": names, "required": targets }, request] })
+        };
+        operation["requestBody"] = json!({ "content": { "application/json": { "schema": schema } } });
+    }
+    operation
+}
+
+/// One operation may have two routes, and the document wants an id for each.
+fn operation_id(info: &Info, route: &Route) -> String {
+    match route.method {
+        first if info.routes.first().is_some_and(|route| route.method == first) => info.name(),
+        other => format!("{}.{}", info.name(), verb(other)),
+    }
+}
+
+fn description(info: &Info) -> String {
+    let scope = match info.scope {
+        Scope::Operator => "For the operator: the admin token, or the default tenant's key with the role `admin`.",
+        Scope::Mint => "For the admin token, or an API key with the role `mint`.",
+    };
+    format!("{}\n\n{scope}", info.about.trim())
+}
+
+fn answer(description: &str, schema: Value) -> Value {
+    json!({ "description": description, "content": { "application/json": { "schema": schema } } })
+}
+
+fn enveloped(surface: Surface, data: &Value) -> Value {
+    match surface {
+        Surface::Ids | Surface::Timers => object(json!({
+            "code": { "type": "integer", "const": 0 },
+            "message": { "type": "string", "const": "success" },
+            "data": data,
+        })),
+        _ => data.clone(),
+    }
+}
+
+fn failure(surface: Surface) -> Value {
+    let text = json!({ "type": "string" });
+    match surface {
+        Surface::Ids | Surface::Timers => {
+            object(json!({ "code": { "type": "integer" }, "message": text, "data": { "type": "null" } }))
+        }
+        Surface::Stages => object(json!({ "error": text })),
+        Surface::Pools => text,
+        Surface::Usage => object(json!({ "code": text, "message": text, "details": {} })),
+        Surface::Native => json!({ "$ref": "#/components/schemas/Body" }),
+    }
+}
+
+fn object(properties: Value) -> Value {
+    json!({ "type": "object", "properties": properties })
+}
+
+fn verb(method: Method) -> &'static str {
+    match method {
+        Method::Get => "get",
+        Method::Post => "post",
+        Method::Delete => "delete",
+    }
+}

@@ -1,0 +1,79 @@
+//! The connection to NATS.
+
+use std::time::Duration;
+
+use async_nats::{Client, ConnectOptions, Event, ServerAddr};
+use semver::Version;
+
+use crate::config;
+
+/// Scheduled messages, atomic batches and their fixes need it.
+pub const MINIMUM_SERVER: Version = Version::new(2, 14, 7);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("nats.url: {0}")]
+    Address(std::io::Error),
+    #[error("nats.credentials: {0}")]
+    Credentials(std::io::Error),
+    #[error("NATS is not reachable: {0}")]
+    Connect(#[from] async_nats::ConnectError),
+    #[error("nats-server {found} is too old: Tidemark needs {MINIMUM_SERVER} or newer")]
+    TooOld { found: String },
+}
+
+/// Connects as the service itself. From then on the client reconnects by itself, for ever, and says so in the log.
+pub async fn connect(nats: &config::Nats) -> Result<Client, ConnectError> {
+    let options = ConnectOptions::new()
+        .ping_interval(Duration::from_secs(5))
+        .reconnect_delay_callback(|attempts| Duration::from_millis((50 << attempts.min(5)).min(1000)))
+        .event_callback(|event| async move { report(&event) });
+    connect_with(options, nats, "tidemark", nats.inbox_prefix.as_str()).await
+}
+
+/// Connects with other options, to the configured servers with the configured credentials.
+pub async fn connect_with(
+    options: ConnectOptions,
+    nats: &config::Nats,
+    name: &str,
+    inbox_prefix: &str,
+) -> Result<Client, ConnectError> {
+    let mut options = options.name(name).custom_inbox_prefix(inbox_prefix).connection_timeout(Duration::from_secs(2));
+    if let Some(path) = &nats.credentials {
+        options = options.credentials_file(path).await.map_err(ConnectError::Credentials)?;
+    }
+    connect_to(options, nats.url.expose()).await
+}
+
+/// Connects to servers given as URLs, separated by commas. The library leaves the user and the password of a URL unused;
+/// people expect them to count.
+pub async fn connect_to(mut options: ConnectOptions, urls: &str) -> Result<Client, ConnectError> {
+    let addresses: Vec<ServerAddr> =
+        urls.split(',').map(|url| url.trim().parse()).collect::<Result<_, _>>().map_err(ConnectError::Address)?;
+    let decoded = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
+    if let Some((user, password)) = addresses.iter().find_map(|url| Some((url.username()?, url.password()?))) {
+        options = options.user_and_password(decoded(user), decoded(password));
+    }
+    Ok(options.connect(addresses).await?)
+}
+
+/// Refuses a server that lacks what we build on.
+pub fn require_version(client: &Client) -> Result<(), ConnectError> {
+    let found = client.server_info().version;
+    // A pre-release of the minimum ("2.15.0-RC.1") counts as its release.
+    let new_enough = Version::parse(&found)
+        .is_ok_and(|version| Version::new(version.major, version.minor, version.patch) >= MINIMUM_SERVER);
+    if new_enough { Ok(()) } else { Err(ConnectError::TooOld { found }) }
+}
+
+fn report(event: &Event) {
+    match event {
+        Event::Connected => tracing::info!("connected to NATS"),
+        Event::Disconnected => tracing::warn!("the connection to NATS is lost; reconnecting"),
+        Event::ServerError(error) => tracing::error!(%error, "NATS refused something"),
+        Event::ClientError(error) => tracing::warn!(%error, "NATS client"),
+        Event::SlowConsumer(id) => tracing::warn!(subscription = id, "requests arrive faster than they are handled"),
+        Event::LameDuckMode => tracing::info!("the NATS server is going down for maintenance"),
+        Event::Draining | Event::Closed => tracing::debug!(%event, "NATS"),
+    }
+}

@@ -1,0 +1,13 @@
+//! JetStream: connecting, the streams and buckets that we declare, publishing that knows what happened to it.
+
+mod batch;
+mod connect;
+mod identity;
+mod publish;
+mod streams;
+
+pub use batch::{Message, publish_batch};
+pub use connect::{ConnectError, MINIMUM_SERVER, connect, connect_to, connect_with, require_version};
+pub use identity::refuse_or_remember;
+pub use publish::{Ack, CasError, PublishError, compare_and_set, publish};
+pub use streams::{ApplyError, Change, Declaration, Drift, apply, declarations, diff};

@@ -1,0 +1,134 @@
+//! Publishing into streams, with an outcome that says what is known: stored, not stored, or unknown.
+//!
+//! The client library's own publish hides two things that we need: the second conflict code of replicated streams, and
+//! the difference between "not stored" and "nobody knows". So this speaks the protocol itself, which is one request.
+
+use std::time::Duration;
+
+use async_nats::{
+    Client, HeaderMap, Request, client::RequestErrorKind, header, jetstream::response::Response, subject::ToSubject,
+};
+use bytes::Bytes;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+/// How long one attempt waits for its ack.
+pub(super) const ATTEMPT: Duration = Duration::from_secs(2);
+
+const WRONG_LAST_SEQUENCE: u64 = 10071;
+/// The same on replicated streams, while the leader still has another write of the subject in hand.
+const WRONG_LAST_SEQUENCE_IN_FLIGHT: u64 = 10164;
+/// The first copy of this message id is still being replicated: ask again.
+const DUPLICATE_IN_PROCESS: u64 = 10158;
+
+/// The server's word that the message is stored.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Ack {
+    #[serde(rename = "seq")]
+    pub sequence: u64,
+    #[serde(default)]
+    pub duplicate: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The server answered no.
+    #[error("{description} ({code})")]
+    Refused { code: u64, description: String },
+    /// It reached no stream.
+    #[error("no stream takes the message right now")]
+    NotStored,
+    /// It may be stored, or may still be.
+    #[error("no acknowledgement: {0}")]
+    Unknown(String),
+}
+
+/// Why a compare-and-set did not answer with a revision.
+#[derive(Debug, thiserror::Error)]
+pub enum CasError {
+    #[error("somebody else was first")]
+    Conflict,
+    #[error(transparent)]
+    NotStored(PublishError),
+    #[error(transparent)]
+    Unknown(PublishError),
+}
+
+impl From<PublishError> for CasError {
+    fn from(error: PublishError) -> Self {
+        match error {
+            PublishError::Refused { code: WRONG_LAST_SEQUENCE | WRONG_LAST_SEQUENCE_IN_FLIGHT, .. } => Self::Conflict,
+            PublishError::Refused { .. } | PublishError::NotStored => Self::NotStored(error),
+            PublishError::Unknown(_) => Self::Unknown(error),
+        }
+    }
+}
+
+/// Writes one key of a bucket if its revision is still the expected one (0: there must be none). One attempt: what a
+/// lost answer means is for the caller to find out.
+pub async fn compare_and_set(
+    client: &Client,
+    subject: String,
+    mut headers: HeaderMap,
+    value: Bytes,
+    expected: u64,
+) -> Result<u64, CasError> {
+    headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, expected.to_string());
+    Ok(attempt(client, subject, headers, value).await?.sequence)
+}
+
+/// Publishes one message, again and again with the same message id until it is stored or the time is over: across
+/// timeouts, lost connections and changes of the leader. The id makes the repeats harmless.
+pub async fn publish(
+    client: &Client,
+    subject: &str,
+    message_id: &str,
+    mut headers: HeaderMap,
+    payload: Bytes,
+    limit: Duration,
+) -> Result<Ack, PublishError> {
+    headers.insert(header::NATS_MESSAGE_ID, message_id);
+    let deadline = Instant::now() + limit;
+    let mut pause = Duration::from_millis(50);
+    loop {
+        let error = match attempt(client, subject.to_owned(), headers.clone(), payload.clone()).await {
+            Ok(ack) => return Ok(ack),
+            Err(error @ PublishError::Refused { code, .. }) if code != DUPLICATE_IN_PROCESS => return Err(error),
+            Err(error) => error,
+        };
+        let jittered = pause.mul_f64(rand::random_range(0.5..1.0));
+        if Instant::now() + jittered >= deadline {
+            return Err(error);
+        }
+        tokio::time::sleep(jittered).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+async fn attempt(
+    client: &Client,
+    subject: impl ToSubject,
+    headers: HeaderMap,
+    payload: Bytes,
+) -> Result<Ack, PublishError> {
+    let request = Request::new().headers(headers).payload(payload).timeout(Some(ATTEMPT));
+    acknowledged(client.send_request(subject, request).await)
+}
+
+/// What the answer to a publish says.
+pub(super) fn acknowledged(answer: Result<async_nats::Message, async_nats::RequestError>) -> Result<Ack, PublishError> {
+    let message = answer.map_err(|error| match error.kind() {
+        RequestErrorKind::NoResponders => PublishError::NotStored,
+        RequestErrorKind::InvalidSubject | RequestErrorKind::MaxPayloadExceeded => {
+            PublishError::Refused { code: 0, description: error.to_string() }
+        }
+        RequestErrorKind::TimedOut | RequestErrorKind::Other => PublishError::Unknown(error.to_string()),
+    })?;
+    match serde_json::from_slice(&message.payload) {
+        Ok(Response::Ok(ack)) => Ok(ack),
+        Ok(Response::Err { error }) => {
+            Err(PublishError::Refused { code: error.error_code().0, description: error.to_string() })
+        }
+        Err(error) => Err(PublishError::Unknown(format!("the answer is no acknowledgement: {error}"))),
+    }
+}

@@ -1,0 +1,37 @@
+//! Tidemark: identifiers, stage numbers, timers and a usage ledger for other services, over NATS and HTTP.
+//!
+//! A map of the house. A request's way is one straight line, from top to bottom and back:
+//!
+//! - [`http`] and [`nats`] are the transports. They decode, authenticate and answer, and know no domain rule.
+//! - [`api`] declares every operation once: request, response, subject, routes, scope. Both transports, the [`client`],
+//!   the OpenAPI document and the permissions that `up` writes come from it.
+//! - [`gateway`] finds the code that answers an operation: in this process, or over NATS in another.
+//! - [`ids`] answers. Domain modules know no transport and not each other.
+//! - [`watermark`] counts: compare-and-set, group commit, ranges, idempotent answers.
+//! - [`registry`] is what every instance must know at once, held in memory; [`access`] decides who may call.
+//! - [`jetstream`] and [`database`] are the two stores: connecting, `streams/`, `migrations/`.
+//!
+//! Around it: [`server`] puts a process together, [`embedded`] starts nats-server and PostgreSQL for `tidemark up` and
+//! for the tests, [`doctor`] tells what is wrong, [`cli`] is the command line. [`config`], [`error`], [`clock`],
+//! [`roles`] and [`telemetry`] are what everybody uses.
+
+pub mod access;
+pub mod api;
+pub mod cli;
+pub mod client;
+pub mod clock;
+pub mod config;
+pub mod database;
+pub mod doctor;
+pub mod embedded;
+pub mod error;
+pub mod gateway;
+pub mod http;
+pub mod ids;
+pub mod jetstream;
+pub mod nats;
+pub mod registry;
+pub mod roles;
+pub mod server;
+pub mod telemetry;
+pub mod watermark;

@@ -1,0 +1,121 @@
+//! Serves the hosted operations over request-reply, as NATS micro services: `nats micro ls` shows them.
+
+mod reply;
+
+use std::{collections::BTreeMap, collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Instant};
+
+use async_nats::{
+    Client,
+    service::{Request, Service, ServiceExt, endpoint::Endpoint},
+};
+use futures::{FutureExt, StreamExt};
+use tokio::task::JoinSet;
+
+use crate::{
+    api::{Context, Encoding, IdempotencyKey, Name},
+    client::CONTENT_TYPE,
+    config,
+    error::{Error, Result},
+    gateway::{Hosted, Wired},
+    telemetry::Trace,
+};
+
+/// The services of one process while they run.
+pub struct Services {
+    services: Vec<Service>,
+    endpoints: JoinSet<()>,
+}
+
+/// Starts to serve. Each service of the declarations is one micro service, each operation one endpoint of it.
+pub async fn serve(client: &Client, nats: &config::Nats, hosted: &Hosted) -> Result<Services, async_nats::Error> {
+    let mut by_service: BTreeMap<&str, Vec<Arc<dyn Wired>>> = BTreeMap::new();
+    for operation in hosted.wired() {
+        by_service.entry(operation.info().service).or_default().push(operation.clone());
+    }
+    let mut running = Services { services: Vec::new(), endpoints: JoinSet::new() };
+    for (name, operations) in by_service {
+        let service = client
+            .service_builder()
+            .description(format!("Tidemark: {name}"))
+            .start(format!("{}-{name}", nats.prefix), env!("CARGO_PKG_VERSION"))
+            .await?;
+        for operation in operations {
+            let info = operation.info();
+            let endpoint = service
+                .endpoint_builder()
+                .name(info.verb.replace('.', "-"))
+                .metadata(metadata(info))
+                .add(info.pattern(&nats.prefix))
+                .await?;
+            running.endpoints.spawn(answer_all(endpoint, operation, nats.prefix.clone(), nats.concurrency));
+        }
+        running.services.push(service);
+    }
+    // Endpoints exist for others once the server has our subscriptions.
+    client.flush().await?;
+    Ok(running)
+}
+
+impl Services {
+    /// Takes no more requests, and returns when those under way are answered.
+    pub async fn stop(mut self) {
+        for service in self.services {
+            if let Err(error) = service.stop().await {
+                tracing::warn!(%error, "a service did not stop cleanly");
+            }
+        }
+        while self.endpoints.join_next().await.is_some() {}
+    }
+}
+
+fn metadata(info: &crate::api::Info) -> HashMap<String, String> {
+    HashMap::from([
+        ("summary".to_owned(), info.summary().to_owned()),
+        ("content-type".to_owned(), "application/json, application/msgpack".to_owned()),
+        ("schema".to_owned(), format!("/openapi.json, operationId {}", info.name())),
+    ])
+}
+
+async fn answer_all(endpoint: Endpoint, operation: Arc<dyn Wired>, prefix: Name, concurrency: usize) {
+    let name = operation.info().name();
+    let leading = operation.info().pattern(&prefix).split('.').filter(|token| *token != "*").count();
+    let requests = metrics::counter!("tidemark_nats_requests_total", "operation" => name.clone());
+    let errors = metrics::counter!("tidemark_nats_errors_total", "operation" => name.clone());
+    let latency = metrics::histogram!("tidemark_nats_request_seconds", "operation" => name.clone());
+    endpoint
+        .for_each_concurrent(concurrency, async |request| {
+            let began = Instant::now();
+            requests.increment(1);
+            let Some(to) = request.message.reply.as_deref() else { return };
+            if !reply::is_inbox(to) {
+                tracing::warn!(operation = name, reply = to, "a request whose reply is no inbox is not answered");
+                return;
+            }
+            let encoding = Encoding::of(header(&request, CONTENT_TYPE));
+            // A panic is a defect, but not a reason to leave every later caller without an answer.
+            let answer = AssertUnwindSafe(answer(&*operation, encoding, leading, &request)).catch_unwind().await;
+            let answer = answer.unwrap_or_else(|_| Err(Error::internal("the handler panicked")));
+            if let Err(error) = &answer {
+                errors.increment(1);
+                error.log(&name);
+            }
+            if let Err(error) = reply::send(&request, encoding, answer).await {
+                tracing::warn!(operation = name, %error, "a reply was not sent");
+            }
+            latency.record(began.elapsed().as_secs_f64());
+        })
+        .await;
+}
+
+async fn answer(operation: &dyn Wired, encoding: Encoding, leading: usize, request: &Request) -> Result<bytes::Bytes> {
+    let names = request.message.subject.split('.').skip(leading).map(str::parse).collect::<Result<Vec<Name>>>()?;
+    let context = Context {
+        idempotency_key: header(request, IdempotencyKey::HEADER).map(str::parse).transpose()?,
+        trace: Trace::from_header(header(request, Trace::HEADER)),
+    };
+    operation.answer(encoding, names, &request.message.payload, context).await
+}
+
+fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
+    request.message.headers.as_ref()?.get(name).map(|value| value.as_str())
+}

@@ -1,0 +1,31 @@
+//! Replies: the result alone, or an error as headers and body.
+
+use async_nats::{HeaderMap, PublishError, service::Request};
+use bytes::Bytes;
+
+use crate::{
+    api::Encoding,
+    client::{CONTENT_TYPE, SERVICE_ERROR, SERVICE_ERROR_CODE},
+    error::{Body, Error},
+};
+
+/// Whether a subject is where replies go. We may publish anywhere and a caller may not, so a reply to any subject that
+/// he names would lend him our rights: a counter could be overwritten with an answer.
+pub fn is_inbox(subject: &str) -> bool {
+    subject.starts_with('_')
+}
+
+/// The client library's own error reply has no body, so this writes the headers itself.
+pub async fn send(request: &Request, encoding: Encoding, answer: Result<Bytes, Error>) -> Result<(), PublishError> {
+    let mut headers = HeaderMap::new();
+    let body = answer.unwrap_or_else(|error| {
+        headers.insert(SERVICE_ERROR_CODE, error.code.status().to_string());
+        // A header is one line.
+        headers.insert(SERVICE_ERROR, error.message.replace(['\r', '\n'], " "));
+        encoding.encode(&Body::from(&error)).unwrap_or_default()
+    });
+    if encoding != Encoding::Json {
+        headers.insert(CONTENT_TYPE, encoding.content_type());
+    }
+    request.respond_with_headers(Ok(body), headers).await
+}

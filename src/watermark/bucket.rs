@@ -1,0 +1,88 @@
+//! The bucket of counters: reads that are never stale, and compare-and-set.
+
+use std::time::Duration;
+
+use async_nats::{
+    Client, HeaderMap, header,
+    jetstream::{self, stream::LastRawMessageErrorKind},
+};
+use bytes::Bytes;
+
+use crate::{
+    api::Name,
+    error::{Error, Result},
+    jetstream::{CasError, Message, compare_and_set, publish_batch},
+};
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Bucket {
+    client: Client,
+    jetstream: jetstream::Context,
+    name: String,
+}
+
+/// A key's value and the revision to change it at.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    pub value: Bytes,
+    pub revision: u64,
+}
+
+/// A value to be written if the key is still at the expected revision; 0 means that there is none.
+#[derive(Debug, Clone)]
+pub struct Write {
+    pub key: String,
+    pub value: Bytes,
+    pub expected: u64,
+    /// Whole seconds after which the key vanishes.
+    pub ttl: Option<Duration>,
+}
+
+impl Bucket {
+    pub fn new(jetstream: jetstream::Context, prefix: &Name) -> Self {
+        Self { client: jetstream.client(), jetstream, name: format!("{prefix}_counters") }
+    }
+
+    fn subject(&self, key: &str) -> String {
+        format!("$KV.{}.{key}", self.name)
+    }
+
+    /// Reads a key from the stream's leader: a direct read may come from a replica that lags behind.
+    pub async fn read(&self, key: &str) -> Result<Option<Entry>> {
+        let unavailable = |error: async_nats::Error| Error::unavailable("the counters can't be read").source(error);
+        let stream = self
+            .jetstream
+            .get_stream_no_info(format!("KV_{}", self.name))
+            .await
+            .map_err(|error| unavailable(error.into()))?;
+        match stream.get_last_raw_message_by_subject(&self.subject(key)).await {
+            Ok(message) => Ok(Some(Entry { value: message.payload, revision: message.sequence })),
+            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Ok(None),
+            Err(error) => Err(unavailable(error.into())),
+        }
+    }
+
+    /// Writes all or none. Returns the revision of the last one.
+    pub async fn write(&self, writes: &[Write]) -> Result<u64, CasError> {
+        if let [write] = writes {
+            let (subject, headers) = (self.subject(&write.key), ttl(write));
+            return compare_and_set(&self.client, subject, headers, write.value.clone(), write.expected).await;
+        }
+        let message = |write: &Write| {
+            let mut headers = ttl(write);
+            headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, write.expected.to_string());
+            Message { subject: self.subject(&write.key), headers, payload: write.value.clone() }
+        };
+        let messages: Vec<Message> = writes.iter().map(message).collect();
+        Ok(publish_batch(&self.client, &messages).await?.sequence)
+    }
+}
+
+fn ttl(write: &Write) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    if let Some(ttl) = write.ttl {
+        headers.insert(header::NATS_MESSAGE_TTL, format!("{}s", ttl.as_secs()));
+    }
+    headers
+}

@@ -1,0 +1,102 @@
+//! Idempotent requests: the same request gets its first answer again.
+//!
+//! The record of an answer is created, never overwritten, before the answer leaves. Who finds a record answers with it;
+//! whatever he took for himself is skipped.
+
+use std::{fmt::Write as _, time::Duration};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use sha2::{Digest, Sha256};
+
+use super::{Bucket, Write};
+use crate::{
+    api::{IdempotencyKey, Info, Name},
+    error::{Code, Error, Result},
+    jetstream::CasError,
+};
+
+/// One request that may be repeated: where its record stands, and what was asked.
+#[derive(Debug, Clone)]
+pub struct Once {
+    key: String,
+    asked: String,
+    window: Duration,
+}
+
+/// What was asked under the key, and what was answered.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record<A> {
+    asked: String,
+    answer: A,
+}
+
+impl Once {
+    /// The same key for another operation, or for another target, is another request.
+    pub fn new(
+        operation: &Info,
+        target: &Name,
+        key: &IdempotencyKey,
+        request: &impl Serialize,
+        window: Duration,
+    ) -> Result<Self> {
+        // The caller's key may have any characters and a key of the bucket may not, hence the hash.
+        let mut hash = Sha256::new();
+        for part in [operation.name().as_str(), target.as_str(), key.as_str()] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        let mut bucket_key = String::from("once.");
+        for byte in hash.finalize() {
+            write!(bucket_key, "{byte:02x}").expect("writing to a string");
+        }
+        let asked = serde_json::to_string(request).map_err(Error::internal)?;
+        Ok(Self { key: bucket_key, asked, window })
+    }
+
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The answer that was given before, if there was one. Another request under the same key is a conflict.
+    pub async fn find<A: DeserializeOwned>(&self, bucket: &Bucket) -> Result<Option<A>> {
+        let Some(entry) = bucket.read(&self.key).await? else { return Ok(None) };
+        self.read(&entry.value).map(Some)
+    }
+
+    pub(super) fn read<A: DeserializeOwned>(&self, record: &[u8]) -> Result<A> {
+        let record: Record<serde_json::Value> = serde_json::from_slice(record).map_err(Error::internal)?;
+        if record.asked != self.asked {
+            let problem = "this key was used for a request with other parameters";
+            return Err(Error::field_as(Code::Conflict, IdempotencyKey::HEADER, problem));
+        }
+        serde_json::from_value(record.answer).map_err(Error::internal)
+    }
+
+    /// The record to be created together with the answer.
+    pub(super) fn record(&self, answer: &impl Serialize) -> Result<Write> {
+        let record = Record { asked: self.asked.clone(), answer };
+        let value = Bytes::from(serde_json::to_vec(&record).map_err(Error::internal)?);
+        Ok(Write { key: self.key.clone(), value, expected: 0, ttl: Some(self.window) })
+    }
+
+    /// Creates the record of an answer that is ours to give, or returns the one that was given first.
+    pub async fn settle<A: Serialize + DeserializeOwned>(&self, bucket: &Bucket, answer: A) -> Result<A> {
+        let record = self.record(&answer)?;
+        match bucket.write(&[record]).await {
+            Ok(_) => Ok(answer),
+            // Somebody was first, or an earlier attempt of ours. The record decides, whoever wrote it.
+            Err(CasError::Conflict) => self.find(bucket).await?.ok_or_else(|| undecided("the record is gone")),
+            Err(CasError::Unknown(source)) => match self.find(bucket).await? {
+                Some(answer) => Ok(answer),
+                None => Err(undecided("the record is not there yet").source(source)),
+            },
+            Err(CasError::NotStored(source)) => Err(undecided("the record was not stored").source(source)),
+        }
+    }
+}
+
+/// Whoever asks again with the same key gets the truth.
+fn undecided(why: &str) -> Error {
+    Error::unavailable(format!("the answer could not be recorded ({why}); ask again with the same Idempotency-Key"))
+}
