@@ -35,3 +35,8 @@ pub mod roles;
 pub mod server;
 pub mod telemetry;
 pub mod watermark;
+
+/// Compiles the README's code.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -51,6 +51,11 @@ impl NatsServer {
         format!("http://127.0.0.1:{}", self.monitor_port)
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Starts it again after a stop or a kill, on the same ports and data.
     pub async fn restart(&mut self) -> Result<()> {
         self.child = spawn(&self.binary, &self.folder)?;

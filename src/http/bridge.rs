@@ -78,7 +78,11 @@ async fn call<O: Operation>(app: &App, path: HashMap<String, String>, request: R
         trace: parts.extensions.get::<Trace>().copied().unwrap_or_default(),
     };
     let answer = ready.gateway.call::<O>(Call { target, request: params.into_request()?, context }).await?;
-    let wanted = text(header::ACCEPT).map_or(sent, |accept| Encoding::of(Some(accept)));
+    // The reply mirrors the request, unless the caller names another encoding.
+    let wanted = match text(header::ACCEPT) {
+        Some(accept) if accept.contains("json") || accept.contains("msgpack") => Encoding::of(Some(accept)),
+        _ => sent,
+    };
     dialect::success(info.surface, info.success, wanted, &answer)
 }
 

@@ -2,14 +2,19 @@
 
 mod reply;
 
-use std::{collections::BTreeMap, collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, HashMap},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_nats::{
     Client,
     service::{Request, Service, ServiceExt, endpoint::Endpoint},
 };
 use futures::{FutureExt, StreamExt};
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
     api::{Context, Encoding, IdempotencyKey, Name},
@@ -51,9 +56,20 @@ pub async fn serve(client: &Client, nats: &config::Nats, hosted: &Hosted) -> Res
         }
         running.services.push(service);
     }
-    // Endpoints exist for others once the server has our subscriptions.
-    client.flush().await?;
+    round_trip(client).await?;
     Ok(running)
+}
+
+/// Returns when the server has everything that we sent: before that, others would find nobody to answer. The library's
+/// flush only empties our own buffer.
+async fn round_trip(client: &Client) -> Result<(), async_nats::Error> {
+    let inbox = client.new_inbox();
+    let mut echo = client.subscribe(inbox.clone()).await?;
+    client.publish(inbox, Default::default()).await?;
+    match timeout(Duration::from_secs(2), echo.next()).await {
+        Ok(Some(_)) => Ok(()),
+        _ => Err("the server did not confirm our subscriptions".into()),
+    }
 }
 
 impl Services {

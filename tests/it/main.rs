@@ -1,1 +1,20 @@
+//! All integration tests, in one binary: one link step, and one nats-server and one PostgreSQL for the whole run.
+//!
+//! Every test has a NATS account and a database of its own, so they run side by side and see the real names of subjects
+//! and streams.
 
+mod support;
+
+mod access;
+mod commands;
+mod halves;
+mod increment;
+mod recovery;
+mod start;
+mod streams;
+mod surfaces;
+mod tour;
+mod uniqueness;
+mod up;
+mod watermark;
+mod wire;

@@ -1,0 +1,220 @@
+//! Who may call what, on both transports.
+
+use std::time::Duration;
+
+use async_nats::ConnectOptions;
+use futures::StreamExt;
+use serde_json::json;
+use tidemark::jetstream::connect_to;
+use tokio::sync::mpsc;
+
+use crate::support::{API_KEY, Deployment, UpInstance, eventually};
+
+#[tokio::test]
+async fn api_keys_are_made_used_listed_and_revoked() {
+    let deployment = Deployment::new().await;
+    let (server, other) = tokio::join!(deployment.serve(), deployment.serve());
+    let admin = server.http().admin();
+    server.http().make_key("k", 0).await;
+
+    let made = admin.post("/v1/admin/keys", json!({"tenant": "acme", "source": "gateway", "roles": ["mint"]})).await;
+    assert_eq!(made.status, 201, "{}", made.text);
+    let (id, key) = (made.json()["id"].as_str().unwrap().to_owned(), made.json()["key"].as_str().unwrap().to_owned());
+    let mint = "/v1/id/increment?key=k";
+    assert_eq!(server.http().key(&key).get(mint).await.status, 200, "at once on the instance that made it");
+    let bearer = server.http().header("authorization", &format!("bearer {key}"));
+    assert_eq!(bearer.get(mint).await.status, 200);
+    eventually("the other instance knows the key", async || {
+        (other.http().key(&key).get(mint).await.status == 200).then_some(())
+    })
+    .await;
+
+    let listed = admin.get("/v1/admin/keys").await;
+    assert_eq!(listed.json()["keys"][0]["tenant"], "acme");
+    assert!(!listed.text.contains(&key) && !listed.text.contains("hash"), "{}", listed.text);
+    let stored = deployment.nats().await;
+    let stored = async_nats::jetstream::new(stored).get_key_value("tm_registry").await.unwrap();
+    let record = stored.get(format!("key.{id}")).await.unwrap().unwrap();
+    assert!(!String::from_utf8_lossy(&record).contains(&key), "only the hash is kept");
+
+    assert_eq!(admin.delete(&format!("/v1/admin/keys/{id}")).await.status, 200);
+    assert_eq!(server.http().key(&key).get(mint).await.status, 401, "at once on the instance that revoked it");
+    eventually("the other instance forgets the key", async || {
+        (other.http().key(&key).get(mint).await.status == 401).then_some(())
+    })
+    .await;
+    assert_eq!(admin.delete(&format!("/v1/admin/keys/{id}")).await.status, 404);
+    tokio::join!(server.stop(), other.stop());
+}
+
+#[tokio::test]
+async fn credentials_open_what_they_are_for_and_nothing_else() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    let admin = server.http().admin();
+    server.http().make_key("k", 0).await;
+    let make = async |body| admin.post("/v1/admin/keys", body).await.json()["key"].as_str().unwrap().to_owned();
+    let tenant_admin = make(json!({"tenant": "acme", "roles": ["admin", "mint"]})).await;
+    let no_mint = make(json!({"tenant": "acme", "roles": ["usage"]})).await;
+    let (mint, keys) = ("/v1/id/increment?key=k", "/v1/admin/keys");
+
+    for (credential, path, status) in [
+        (API_KEY, mint, 200),
+        (API_KEY, keys, 200),
+        (tenant_admin.as_str(), mint, 200),
+        (tenant_admin.as_str(), keys, 403),
+        (no_mint.as_str(), mint, 403),
+        ("tmk_unknown_secret", mint, 401),
+        (&tenant_admin[..tenant_admin.len() - 1], mint, 401),
+        ("", mint, 401),
+    ] {
+        assert_eq!(server.http().key(credential).get(path).await.status, status, "{credential} {path}");
+    }
+    let forbidden = server.http().key(&no_mint).get(mint).await;
+    assert_eq!(forbidden.json()["code"], 2002);
+    assert_eq!(server.http().get(keys).await.status, 401);
+    assert_eq!(server.http().header("authorization", "Basic YTpi").get(mint).await.status, 401);
+
+    for (body, mentions) in [
+        (json!({"tenant": "acme", "roles": []}), "roles"),
+        (json!({"tenant": "acme", "roles": ["king"]}), "roles"),
+        (json!({"tenant": "a.b", "roles": ["mint"]}), "tenant"),
+        (json!({"roles": ["mint"]}), "tenant"),
+        (json!({"tenant": "acme", "user": "", "roles": ["mint"]}), "user"),
+    ] {
+        let refused = admin.post("/v1/admin/keys", body).await;
+        assert!(refused.status == 400 && refused.text.contains(mentions), "{}", refused.text);
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn without_an_admin_token_administration_is_closed() {
+    let deployment = Deployment::new().await;
+    let server = deployment
+        .serve_with(|config| {
+            config.auth.admin_token = None;
+            config.auth.api_key = None;
+        })
+        .await;
+    assert_eq!(server.http().admin().get("/v1/admin/keys").await.status, 401);
+    assert_eq!(server.http().header("authorization", "Bearer ").get("/v1/admin/keys").await.status, 401);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn up_gives_every_tenant_a_key_with_the_rights_of_a_tenant() {
+    let up = UpInstance::shared().await;
+    let operator = up.http().key(&up.env["TIDEMARK_API_KEY"]);
+    let made = operator.post("/v1/config/increment", json!({"key": "shared", "base": 0})).await;
+    assert_eq!(made.status, 200, "{}", made.text);
+    for tenant in ["TIDEMARK_API_KEY_ACME", "TIDEMARK_API_KEY_GLO_BEX"] {
+        let caller = up.http().key(&up.env[tenant]);
+        assert_eq!(caller.get("/v1/id/increment?key=shared").await.status, 200, "{tenant}");
+        assert_eq!(caller.get("/v1/admin/keys").await.status, 403, "{tenant}");
+        assert_eq!(caller.post("/v1/config/increment", json!({"key": "x", "base": 0})).await.status, 403, "{tenant}");
+    }
+    assert_eq!(operator.get("/v1/admin/keys").await.json()["keys"].as_array().unwrap().len(), 3);
+}
+
+/// A connection that reports what the server refuses.
+async fn connect(url: &str, inbox: &str) -> (async_nats::Client, mpsc::UnboundedReceiver<String>) {
+    let (refusals, refused) = mpsc::unbounded_channel();
+    let options = ConnectOptions::new()
+        .custom_inbox_prefix(inbox)
+        .request_timeout(Some(Duration::from_secs(5)))
+        .event_callback(move |event| {
+            if let async_nats::Event::ServerError(error) = event {
+                let _ = refusals.send(error.to_string());
+            }
+            std::future::ready(())
+        });
+    (connect_to(options, url).await.unwrap(), refused)
+}
+
+#[tokio::test]
+async fn nats_permissions_keep_tenants_to_themselves() {
+    let up = UpInstance::shared().await;
+    let (acme, mut refused) = connect(&up.env["NATS_URL_ACME"], "_INBOX_acme").await;
+    let operator = up.http().key(&up.env["TIDEMARK_API_KEY"]);
+    operator.post("/v1/config/increment", json!({"key": "nats", "base": 0})).await;
+
+    let ids = acme.request("tm.id.increment.nats", "".into()).await.unwrap();
+    assert_eq!(&*ids.payload, br#"{"id":[1]}"#);
+    acme.publish("usage.acme.gateway", "{}".into()).await.unwrap();
+    acme.flush().await.unwrap();
+    assert!(refused.try_recv().is_err(), "its own subjects are open");
+
+    for subject in [
+        "usage.glo-bex.gateway",
+        "usage.default.gateway",
+        "tm.id.config.set-increment.nats",
+        "tm.admin.key-list",
+        "tm.admin.key-create",
+        "$KV.tm_counters.increment.nats",
+        "$KV.tm_registry.key.x",
+        "$JS.API.STREAM.DELETE.KV_tm_counters",
+        "$JS.API.STREAM.INFO.KV_tm_counters",
+        "orders.new",
+    ] {
+        acme.publish(subject, "".into()).await.unwrap();
+        let refusal = refused.recv().await.unwrap();
+        assert!(refusal.contains("Publish") && refusal.contains(subject), "{subject}: {refusal}");
+    }
+    for subject in
+        ["_INBOX.>", "_INBOX_tm.>", "usage.>", "tm.>", "tm.event.timer.glo-bex.>", "usage-rejected.glo-bex.>", ">"]
+    {
+        let _subscription = acme.subscribe(subject).await.unwrap();
+        let refusal = refused.recv().await.unwrap();
+        assert!(refusal.contains("Subscription"), "{subject}: {refusal}");
+    }
+    for subject in ["tm.event.timer.acme.>", "usage-rejected.acme.>"] {
+        let _subscription = acme.subscribe(subject).await.unwrap();
+        acme.flush().await.unwrap();
+        assert!(refused.try_recv().is_err(), "{subject} is its own");
+    }
+
+    let anonymous = format!("nats://127.0.0.1:{}", up.env["NATS_URL"].rsplit(':').next().unwrap());
+    assert!(async_nats::connect(&anonymous).await.is_err(), "nobody gets in without a name");
+}
+
+#[tokio::test]
+async fn the_operator_looks_at_everything_and_harms_nothing() {
+    let up = UpInstance::shared().await;
+    let (operator, mut refused) = connect(&up.env["NATS_URL"], "_INBOX").await;
+    let keys = operator.request("tm.admin.key-list", "".into()).await.unwrap();
+    assert!(keys.headers.is_none(), "{keys:?}");
+    let services = operator.request("$SRV.PING.tm-id", "".into()).await.unwrap();
+    assert!(String::from_utf8_lossy(&services.payload).contains("tm-id"));
+    let info = operator.request("$JS.API.STREAM.INFO.KV_tm_counters", "".into()).await.unwrap();
+    assert!(String::from_utf8_lossy(&info.payload).contains("KV_tm_counters"));
+
+    // Streams and buckets of its own.
+    let jetstream = async_nats::jetstream::new(operator.clone());
+    let bucket = jetstream
+        .create_key_value(async_nats::jetstream::kv::Config { bucket: "mine".into(), ..Default::default() })
+        .await
+        .unwrap();
+    bucket.put("a", "b".into()).await.unwrap();
+    let mut spy = operator.subscribe("tm.id.increment.>").await.unwrap();
+    operator.publish("tm.id.increment.spied", "".into()).await.unwrap();
+    assert!(spy.next().await.is_some());
+    assert!(refused.try_recv().is_err());
+
+    for subject in [
+        "$KV.tm_counters.increment.x",
+        "$KV.tm_registry.key.x",
+        "$JS.API.STREAM.DELETE.KV_tm_counters",
+        "$JS.API.STREAM.PURGE.KV_tm_counters",
+        "$JS.API.STREAM.UPDATE.KV_tm_registry",
+        "$JS.API.STREAM.MSG.DELETE.KV_tm_counters",
+        "$JS.API.CONSUMER.CREATE.KV_tm_registry.c.x",
+        "$JS.API.DIRECT.GET.KV_tm_registry.$KV.tm_registry.key.x",
+        "usage.acme.gateway",
+    ] {
+        operator.publish(subject, "".into()).await.unwrap();
+        assert!(refused.recv().await.unwrap().contains("Publish"), "{subject}");
+    }
+    let _inbox = operator.subscribe("_INBOX_tm.>").await.unwrap();
+    assert!(refused.recv().await.unwrap().contains("Subscription"));
+}

@@ -1,0 +1,91 @@
+//! The command line.
+
+use std::collections::HashMap;
+
+use crate::support::{Deployment, UpInstance, tidemark};
+
+#[tokio::test]
+async fn help_and_bad_use() {
+    let (code, out, _) = tidemark(&["--help"], HashMap::new()).await;
+    assert_eq!(code, Some(0));
+    for command in ["up", "serve", "migrate", "streams", "doctor", "openapi", "call"] {
+        assert!(out.contains(command), "{out}");
+        let (code, help, _) = tidemark(&[command, "--help"], HashMap::new()).await;
+        assert!(code == Some(0) && help.contains("Usage"), "{command}: {help}");
+    }
+    for arguments in
+        [&["dance"][..], &["serve", "--roles", "cook"], &["up", "--http-port", "99999"], &["call"], &["streams"], &[]]
+    {
+        let (code, _, err) = tidemark(arguments, HashMap::new()).await;
+        assert_eq!(code, Some(2), "{arguments:?}: {err}");
+        assert!(!err.contains("panicked"), "{err}");
+    }
+}
+
+#[tokio::test]
+async fn openapi_is_the_document_that_is_served() {
+    let (code, out, _) = tidemark(&["openapi"], HashMap::new()).await;
+    assert_eq!(code, Some(0));
+    let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(document, tidemark::http::openapi_document());
+}
+
+#[tokio::test]
+async fn call_prints_the_reply_or_says_what_is_wrong() {
+    let up = UpInstance::shared().await;
+    let operator = up.env.clone();
+    let acme = HashMap::from([("NATS_URL".to_owned(), up.env["NATS_URL_ACME"].clone())]);
+    let (code, out, err) =
+        tidemark(&["call", "tm.id.config.set-increment.calls", r#"{"base": 5}"#], operator.clone()).await;
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains(r#""current":5"#), "{out}");
+    let tenant = ["call", "--inbox-prefix", "_INBOX_acme"];
+    let (code, out, err) = tidemark(&[&tenant[..], &["tm.id.increment.calls"]].concat(), acme.clone()).await;
+    assert_eq!((code, out.as_str()), (Some(0), "{\"id\":[6]}\n"), "{err}");
+    let once = ["call", "tm.id.increment.calls", "-H", "Idempotency-Key: x"];
+    let (_, first, _) = tidemark(&once, operator.clone()).await;
+    assert_eq!(tidemark(&once, operator.clone()).await.1, first);
+
+    for (arguments, environment, mentions) in [
+        (vec!["call", "tm.id.increment.nope"], &operator, "404 not_found"),
+        (vec!["call", "tm.id.increment.calls", "{"], &operator, "400 invalid_request"),
+        (vec!["call", "tm.nobody.home"], &operator, "nobody answers"),
+        (vec!["call", "not a subject"], &operator, "not a subject"),
+        (vec!["call", "-H", "nonsense", "tm.id.increment.calls"], &operator, "--header"),
+        ([&tenant[..], &["tm.admin.key-list"]].concat(), &acme, "Permissions Violation"),
+        (vec!["call", "tm.id.increment.calls"], &acme, "Permissions Violation"),
+        (vec!["call", "x"], &HashMap::from([("NATS_URL".into(), "nats://127.0.0.1:1".into())]), "not reachable"),
+    ] {
+        let (code, out, err) = tidemark(&arguments, environment.clone()).await;
+        assert_eq!(code, Some(1), "{arguments:?}: {out}{err}");
+        assert!(err.contains(mentions) && err.lines().count() == 1, "{arguments:?}: {err}");
+    }
+}
+
+#[tokio::test]
+async fn doctor_finds_nothing_where_all_is_well_and_says_what_to_do_where_not() {
+    let up = UpInstance::shared().await;
+    let (code, out, err) = tidemark(&["doctor"], up.service_env()).await;
+    assert_eq!(code, Some(0), "{out}{err}");
+    for line in ["NATS version", "sync policy", "NATS clock", "stream", "replicas", "PostgreSQL", "migrations"] {
+        assert!(out.contains(line), "{line}: {out}");
+    }
+    assert!(!out.contains("WRONG"), "{out}");
+
+    let deployment = Deployment::new().await;
+    let mut environment = deployment.environment();
+    environment.remove("TIDEMARK__NATS__MONITOR_URL");
+    let (code, out, _) = tidemark(&["doctor"], environment.clone()).await;
+    assert_eq!(code, Some(1));
+    for advice in ["set nats.monitor_url", "run `tidemark streams apply`", "run `tidemark migrate`"] {
+        assert!(out.contains(advice), "{advice}: {out}");
+    }
+    let (code, _, err) = tidemark(&["migrate"], environment.clone()).await;
+    assert_eq!(code, Some(0), "{err}");
+
+    environment.insert("NATS_URL".into(), "nats://127.0.0.1:1".into());
+    environment.insert("DATABASE_URL".into(), "postgres://127.0.0.1:1/x".into());
+    let (code, out, _) = tidemark(&["doctor"], environment).await;
+    assert_eq!(code, Some(1));
+    assert!(out.contains("check nats.url") && out.contains("check DATABASE_URL"), "{out}");
+}

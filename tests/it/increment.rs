@@ -1,0 +1,177 @@
+//! The slice: an increment key through every layer.
+
+use std::collections::BTreeSet;
+
+use futures::future::join_all;
+use serde_json::json;
+use tidemark::{
+    api::{
+        Context,
+        ids::{Increment, IncrementRequest},
+    },
+    error::Code,
+};
+
+use crate::support::{API_KEY, Deployment, eventually, name};
+
+#[tokio::test]
+async fn a_key_counts_up_from_its_base_over_both_transports() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    let http = server.http().key(API_KEY);
+    server.http().make_key("orders", 1000).await;
+
+    let one = http.get("/v1/id/increment?key=orders").await;
+    assert_eq!(one.json(), json!({"code": 0, "message": "success", "data": {"id": [1001]}}));
+    assert_eq!(one.headers["cache-control"], "no-store");
+    let three = http.post("/v1/id/increment", json!({"key": "orders", "size": 3})).await;
+    assert_eq!(three.json()["data"]["id"], json!([1002, 1003, 1004]));
+    let mixed = http.post("/v1/id/increment?key=orders", json!({"size": 2})).await;
+    assert_eq!(mixed.json()["data"]["id"], json!([1005, 1006]));
+    let reply = deployment.nats().await.request("tm.id.increment.orders", "".into()).await.unwrap();
+    assert_eq!(&*reply.payload, br#"{"id":[1007]}"#);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn bad_requests_are_named_and_spend_nothing() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    let http = server.http().key(API_KEY);
+    server.http().make_key("orders", 0).await;
+    for (path, status, code, mentions) in [
+        ("/v1/id/increment?key=unknown", 404, 3001, "unknown"),
+        ("/v1/id/increment?key=a.b", 400, 1002, "invalid key format"),
+        ("/v1/id/increment?key=", 400, 1002, "invalid key format"),
+        ("/v1/id/increment", 400, 1001, "key"),
+        ("/v1/id/increment?key=orders&size=0", 400, 1003, "size"),
+        ("/v1/id/increment?key=orders&size=1001", 400, 1003, "size"),
+        ("/v1/id/increment?key=orders&size=many", 400, 1001, "size"),
+        ("/v1/id/increment?key=orders&colour=red", 400, 1001, "colour"),
+    ] {
+        let answer = http.get(path).await;
+        assert_eq!((answer.status, &answer.json()["code"]), (status, &json!(code)), "{path}: {}", answer.text);
+        assert!(answer.json()["message"].as_str().unwrap().contains(mentions), "{path}: {}", answer.text);
+    }
+    assert_eq!(http.get("/v1/id/increment?key=orders").await.json()["data"]["id"], json!([1]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_base_never_moves_the_mark_backwards() {
+    let deployment = Deployment::new().await;
+    let (server, other) = tokio::join!(deployment.serve(), deployment.serve());
+    let admin = server.http().admin();
+    let (here, there) = (server.http().key(API_KEY), other.http().key(API_KEY));
+    let next = async |http: &crate::support::Http| {
+        http.get("/v1/id/increment?key=k").await.json()["data"]["id"][0].as_i64().unwrap()
+    };
+    server.http().make_key("k", 100).await;
+    assert_eq!(next(&here).await, 101);
+    eventually("the other instance knows the key", async || {
+        (there.get("/v1/id/increment?key=k").await.status == 200).then_some(())
+    })
+    .await;
+
+    let same = admin.post("/v1/config/increment", json!({"key": "k", "base": 100})).await;
+    assert_eq!(same.status, 200, "{}", same.text);
+    assert_eq!(next(&here).await, 102, "the same base moves nothing");
+
+    let below = admin.post("/v1/config/increment", json!({"key": "k", "base": 50})).await;
+    assert_eq!((below.status, below.json()["code"].as_i64()), (400, Some(1001)));
+    let current = same.json()["data"]["current"].to_string();
+    assert!(below.json()["message"].as_str().unwrap().contains(&current), "{}", below.text);
+
+    let jump = admin.post("/v1/config/increment", json!({"key": "k", "base": 1_000_000})).await;
+    assert_eq!(jump.json()["data"]["current"], 1_000_000);
+    assert_eq!(next(&here).await, 1_000_001, "what was reserved below the jump is not given any more");
+    eventually("the other instance jumps too", async || (next(&there).await > 1_000_000).then_some(())).await;
+
+    let negative = admin.post("/v1/config/increment", json!({"key": "n", "base": -1})).await;
+    assert_eq!((negative.status, negative.json()["code"].as_i64()), (400, Some(1001)));
+    let missing = admin.post("/v1/config/increment", json!({"key": "n"})).await;
+    assert!(missing.status == 400 && missing.text.contains("base"), "{}", missing.text);
+    tokio::join!(server.stop(), other.stop());
+}
+
+#[tokio::test]
+async fn the_end_of_the_numbers_is_an_error_and_never_a_wrap() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    let http = server.http().key(API_KEY);
+    server.http().make_key("last", i64::MAX - 3).await;
+    let too_many = http.get("/v1/id/increment?key=last&size=4").await;
+    assert_eq!((too_many.status, too_many.json()["code"].as_i64()), (503, Some(4003)), "{}", too_many.text);
+    let rest = http.get("/v1/id/increment?key=last&size=3").await;
+    assert_eq!(rest.json()["data"]["id"], json!([i64::MAX - 2, i64::MAX - 1, i64::MAX]), "nothing was spent");
+    assert_eq!(http.get("/v1/id/increment?key=last").await.json()["code"], 4003);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_burst_waits_for_the_refill_and_is_never_an_error() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve_with(|config| config.ids.default_batch_size = 10).await;
+    server.http().make_key("burst", 0).await;
+    let client = deployment.client().await;
+    let key = name("burst");
+    let request = IncrementRequest::default();
+    let answers = join_all((0..1000).map(|_| client.increment(&key, &request))).await;
+    let ids: BTreeSet<i64> = answers.into_iter().flat_map(|answer| answer.unwrap().id).collect();
+    assert_eq!(ids, (1..=1000).collect(), "one instance leaves no gap");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_clean_stop_gives_the_unused_tail_back() {
+    let deployment = Deployment::new().await;
+    for expected in [1, 2, 3] {
+        let server = deployment.serve().await;
+        if expected == 1 {
+            server.http().make_key("tail", 0).await;
+        }
+        let ids = deployment.client().await.increment(&name("tail"), &IncrementRequest::default()).await.unwrap();
+        assert_eq!(ids.id, [expected]);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_idempotency_key_gets_the_same_ids_again() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    let http = server.http().key(API_KEY).header("idempotency-key", "order 17: \"first\" try");
+    server.http().make_key("a", 0).await;
+    server.http().make_key("b", 0).await;
+    let first = http.get("/v1/id/increment?key=a&size=2").await;
+    assert_eq!(first.json()["data"]["id"], json!([1, 2]));
+    assert_eq!(http.get("/v1/id/increment?key=a&size=2").await.text, first.text);
+
+    let other_parameters = http.get("/v1/id/increment?key=a&size=3").await;
+    assert_eq!((other_parameters.status, other_parameters.json()["code"].as_i64()), (409, Some(1001)));
+    assert_eq!(http.get("/v1/id/increment?key=b&size=2").await.json()["data"]["id"], json!([1, 2]), "another request");
+
+    // The other transport, and many at once: still one answer.
+    let context = Context { idempotency_key: Some("many".parse().unwrap()), ..Context::default() };
+    let client = deployment.client().await;
+    let (key, request) = (name("a"), IncrementRequest { size: Some(5) });
+    let answers = join_all((0..50).map(|_| client.call_with::<Increment>(&key, &request, &context))).await;
+    let answers: BTreeSet<Vec<i64>> = answers.into_iter().map(|answer| answer.unwrap().id).collect();
+    assert_eq!(answers.len(), 1, "{answers:?}");
+
+    let too_long = "x".repeat(256);
+    let refused = server.http().key(API_KEY).header("idempotency-key", &too_long).get("/v1/id/increment?key=a").await;
+    assert!(refused.status == 400 && refused.text.contains("Idempotency-Key"), "{}", refused.text);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_typed_client_gets_typed_errors() {
+    let deployment = Deployment::new().await;
+    let client = deployment.client().await;
+    let (key, request) = (name("nothing"), IncrementRequest::default());
+    assert_eq!(client.increment(&key, &request).await.unwrap_err().code, Code::Unavailable, "nobody serves");
+    let server = deployment.serve().await;
+    assert_eq!(client.increment(&key, &request).await.unwrap_err().code, Code::NotFound);
+    server.stop().await;
+}

@@ -1,0 +1,93 @@
+//! Starting: several at once, with vanished streams, with a configuration that makes no sense.
+
+use async_nats::jetstream;
+use futures::future::join_all;
+use serde_json::json;
+
+use crate::support::{API_KEY, Deployment, Process, tidemark};
+
+#[tokio::test]
+async fn three_processes_start_at_once_on_empty_stores() {
+    let deployment = Deployment::new().await;
+    let mut processes = join_all((0..3).map(|_| deployment.spawn(&[]))).await;
+    join_all(processes.iter_mut().map(Process::is_ready)).await;
+    let https = join_all(processes.iter_mut().map(Process::http)).await;
+    https[0].make_key("k", 0).await;
+    for http in &https {
+        let answer = http.get("/ready").await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    }
+    let applied: i64 = sqlx::query_scalar("select count(*) from _sqlx_migrations where success")
+        .fetch_one(&deployment.database().await)
+        .await
+        .unwrap();
+    assert_eq!(applied as usize, tidemark::database::MIGRATIONS.iter().count());
+    for process in &processes {
+        process.signal(nix::sys::signal::Signal::SIGTERM);
+    }
+    for process in &mut processes {
+        let (code, printed) = process.ended().await;
+        assert_eq!(code, Some(0), "{printed}");
+        assert!(!printed.contains("\"ERROR\""), "{printed}");
+    }
+}
+
+#[tokio::test]
+async fn a_bucket_that_vanished_or_was_remade_is_refused() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    server.http().make_key("k", 0).await;
+    assert_eq!(server.http().key(API_KEY).get("/v1/id/increment?key=k").await.json()["data"]["id"], json!([1]));
+    server.stop().await;
+
+    let jetstream = jetstream::new(deployment.nats().await);
+    jetstream.delete_stream("KV_tm_counters").await.unwrap();
+    let (code, printed) = deployment.spawn(&[]).await.ended().await;
+    assert_eq!(code, Some(1), "{printed}");
+    assert!(printed.contains("KV_tm_counters is missing") && printed.contains("--fresh"), "{printed}");
+    assert!(jetstream.get_stream("KV_tm_counters").await.is_err(), "a refused start makes nothing");
+
+    // An empty one of the same name is as bad: it would give every id again.
+    let config = jetstream::kv::Config { bucket: "tm_counters".into(), ..Default::default() };
+    jetstream.create_key_value(config).await.unwrap();
+    let (code, printed) = deployment.spawn(&[]).await.ended().await;
+    assert_eq!(code, Some(1), "{printed}");
+    assert!(printed.contains("was deleted and made anew"), "{printed}");
+
+    let mut meant = deployment.spawn(&["--fresh"]).await;
+    meant.is_ready().await;
+    meant.kill().await;
+    let mut after = deployment.spawn(&[]).await;
+    after.is_ready().await;
+}
+
+#[tokio::test]
+async fn nonsense_in_the_configuration_stops_the_start_and_is_named() {
+    for (variable, value, mentions) in [
+        ("TIDEMARK__HTTP__PROT", "1", "prot"),
+        ("TIDEMARK__AUTH__ADMIN_TOKEN", "short", "auth.admin_token"),
+        ("API_KEY", "short", "auth.api_key"),
+        ("TIDEMARK__JETSTREAM__REPLICAS", "2", "jetstream.replicas"),
+        ("TIDEMARK__ROLES", "cook", "cook"),
+        ("PORT", "eighty", "http.port"),
+        ("DATABASE_URL", "not a url", "database.url"),
+        ("RUST_LOG", "tidemark=loud", "RUST_LOG"),
+        ("TIDEMARK_CONFIG", "/no/such/file.toml", "/no/such/file.toml"),
+    ] {
+        let environment = [(variable.to_owned(), value.to_owned())].into();
+        let (code, out, err) = tidemark(&["serve"], environment).await;
+        assert_eq!(code, Some(1), "{variable}: {out}{err}");
+        assert!(err.contains(mentions) && err.lines().count() == 1, "{variable}: {err}");
+    }
+}
+
+#[tokio::test]
+async fn a_busy_http_port_is_one_clear_sentence() {
+    let deployment = Deployment::new().await;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut environment = deployment.environment();
+    environment.insert("PORT".into(), taken.local_addr().unwrap().port().to_string());
+    let (code, _, err) = tidemark(&["serve"], environment).await;
+    assert_eq!(code, Some(1));
+    assert!(err.contains("http.port") && err.lines().count() == 1, "{err}");
+}

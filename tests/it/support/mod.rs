@@ -1,0 +1,208 @@
+//! What the tests share: servers, deployments, processes.
+
+mod process;
+mod proxy;
+mod servers;
+mod up;
+
+use std::{collections::HashMap, future::Future, time::Duration};
+
+use reqwest::Method;
+use serde_json::Value;
+use tidemark::{
+    api::Name,
+    client::Client,
+    config::Config,
+    jetstream::connect_to,
+    server::{ServeError, Server},
+};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+pub use process::{Process, tidemark};
+pub use proxy::Proxy;
+pub use servers::Servers;
+pub use up::UpInstance;
+
+pub const ADMIN_TOKEN: &str = "an-admin-token-of-more-than-32-characters";
+pub const API_KEY: &str = "an-api-key-with-all-roles-of-more-than-32-characters";
+
+/// An empty deployment: a NATS account and a database.
+pub struct Deployment {
+    pub nats_url: String,
+    pub database_url: String,
+    pub monitor_url: String,
+}
+
+impl Deployment {
+    /// A new one on the servers that all tests share.
+    pub async fn new() -> Self {
+        Servers::shared().await.deployment().await
+    }
+
+    /// The environment of a process that serves it.
+    pub fn environment(&self) -> HashMap<String, String> {
+        [
+            ("NATS_URL", self.nats_url.as_str()),
+            ("DATABASE_URL", &self.database_url),
+            ("TIDEMARK__NATS__MONITOR_URL", &self.monitor_url),
+            ("TIDEMARK__AUTH__ADMIN_TOKEN", ADMIN_TOKEN),
+            ("API_KEY", API_KEY),
+            ("PORT", "0"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into()
+    }
+
+    pub fn config(&self) -> Config {
+        Config::from_parts(None, self.environment()).unwrap()
+    }
+
+    /// Serves it in this process, all roles.
+    pub async fn serve(&self) -> Running {
+        self.serve_with(|_| {}).await
+    }
+
+    pub async fn serve_with(&self, change: impl FnOnce(&mut Config)) -> Running {
+        let mut config = self.config();
+        change(&mut config);
+        let server = Server::bind(config).await.unwrap();
+        Running::start(server).await
+    }
+
+    /// Serves it in a process of its own.
+    pub async fn spawn(&self, arguments: &[&str]) -> Process {
+        let mut all = vec!["serve"];
+        all.extend(arguments);
+        Process::spawn(&all, self.environment()).await
+    }
+
+    pub async fn nats(&self) -> async_nats::Client {
+        connect_to(async_nats::ConnectOptions::new(), &self.nats_url).await.unwrap()
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::new(self.nats().await, "tm".parse().unwrap())
+    }
+
+    pub async fn database(&self) -> sqlx::PgPool {
+        sqlx::PgPool::connect(&self.database_url).await.unwrap()
+    }
+}
+
+/// A server that runs in the test's own process.
+pub struct Running {
+    pub url: String,
+    stop: CancellationToken,
+    outcome: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Running {
+    pub async fn start(server: Server) -> Self {
+        let url = server.address().map(|address| format!("http://{address}")).unwrap_or_default();
+        let stop = CancellationToken::new();
+        let mut ready = server.is_ready();
+        let mut outcome = tokio::spawn(server.run(stop.clone()));
+        tokio::select! {
+            _ = ready.wait_for(|ready| *ready) => {}
+            ended = &mut outcome => panic!("the server did not start: {ended:?}"),
+        }
+        Self { url, stop, outcome }
+    }
+
+    /// Stops it cleanly.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.outcome.await.unwrap().unwrap();
+    }
+
+    pub fn http(&self) -> Http {
+        Http::new(&self.url)
+    }
+}
+
+/// An HTTP caller.
+#[derive(Clone)]
+pub struct Http {
+    client: reqwest::Client,
+    url: String,
+    headers: reqwest::header::HeaderMap,
+}
+
+/// What came back.
+pub struct Answer {
+    pub status: u16,
+    pub headers: reqwest::header::HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+}
+
+impl Http {
+    pub fn new(url: &str) -> Self {
+        Self { client: reqwest::Client::new(), url: url.to_owned(), headers: Default::default() }
+    }
+
+    pub fn header(mut self, name: &'static str, value: &str) -> Self {
+        self.headers.insert(name, value.parse().unwrap());
+        self
+    }
+
+    pub fn admin(self) -> Self {
+        self.header("authorization", &format!("Bearer {ADMIN_TOKEN}"))
+    }
+
+    pub fn key(self, key: &str) -> Self {
+        self.header("x-api-key", key)
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send(Method::GET, path, None).await
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> Answer {
+        self.send(Method::POST, path, Some(body.to_string().into_bytes())).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.send(Method::DELETE, path, None).await
+    }
+
+    pub async fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Answer {
+        let mut request = self.client.request(method, format!("{}{path}", self.url)).headers(self.headers.clone());
+        if let Some(body) = body {
+            request = request.body(body);
+        }
+        let response = request.send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        Answer { status, headers, text: response.text().await.unwrap() }
+    }
+
+    /// Makes an increment key.
+    pub async fn make_key(&self, key: &str, base: i64) {
+        let made =
+            self.clone().admin().post("/v1/config/increment", serde_json::json!({"key": key, "base": base})).await;
+        assert_eq!(made.status, 200, "{}", made.text);
+    }
+}
+
+/// Tries until it is so. For what another process does in its own time; fails after half a minute.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
+    let tries = async {
+        loop {
+            if let Some(found) = attempt().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), tries).await.unwrap_or_else(|_| panic!("never happened: {what}"))
+}
+
+pub fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}

@@ -1,0 +1,77 @@
+//! The real servers.
+
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use tidemark::embedded::{Durability, NatsServer, Postgres, free_port};
+use tokio::sync::OnceCell;
+
+use super::Deployment;
+
+/// Accounts of the shared nats-server; one test takes one.
+const ACCOUNTS: usize = 200;
+
+/// One nats-server and one PostgreSQL.
+pub struct Servers {
+    pub nats: NatsServer,
+    pub postgres: Postgres,
+    taken: AtomicUsize,
+}
+
+impl Servers {
+    /// The ones that all tests share. They end with the process.
+    pub async fn shared() -> &'static Servers {
+        static SHARED: OnceCell<Servers> = OnceCell::const_new();
+        SHARED.get_or_init(|| Servers::start("shared")).await
+    }
+
+    /// Ones that a test has for itself and may kill.
+    pub async fn start(name: &str) -> Self {
+        let folder = folder().join(name);
+        let ports = (free_port(0, "").unwrap(), free_port(0, "").unwrap());
+        let (nats_folder, postgres_folder, accounts) = (folder.join("nats"), folder.join("postgres"), accounts());
+        let (nats, postgres) = tokio::join!(
+            NatsServer::start(&nats_folder, ports.0, &accounts),
+            Postgres::start(&postgres_folder, ports.1, "a-password", Durability::Fast),
+        );
+        Self { nats: nats.unwrap(), postgres: postgres.unwrap(), taken: AtomicUsize::new(0) }
+    }
+
+    pub async fn deployment(&self) -> Deployment {
+        let number = self.taken.fetch_add(1, Ordering::Relaxed);
+        assert!(number < ACCOUNTS, "more tests than accounts: raise ACCOUNTS");
+        let database = format!("test_{number}");
+        self.postgres.create_database(&database).await.unwrap();
+        Deployment {
+            nats_url: format!("nats://test{number}:secret@127.0.0.1:{}", self.nats.port),
+            database_url: self.postgres.url_of(&database),
+            monitor_url: self.nats.monitor_url(),
+        }
+    }
+}
+
+fn accounts() -> String {
+    let account = |number| {
+        format!("  TEST{number}: {{ jetstream: enabled, users: [{{ user: test{number}, password: secret }}] }}\n")
+    };
+    format!("accounts {{\n{}}}\n", (0..ACCOUNTS).map(account).collect::<String>())
+}
+
+/// A folder of this run. What earlier runs left behind goes first.
+pub fn folder() -> PathBuf {
+    let parent = std::env::temp_dir();
+    let ours = |number: u32| parent.join(format!("tidemark-it-{number}"));
+    for entry in std::fs::read_dir(&parent).unwrap().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let number = name.strip_prefix("tidemark-it-").and_then(|number| number.parse::<i32>().ok());
+        let gone = |number| nix::sys::signal::kill(nix::unistd::Pid::from_raw(number), None).is_err();
+        if number.is_some_and(gone) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    let folder = ours(std::process::id());
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}

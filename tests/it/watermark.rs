@@ -1,0 +1,208 @@
+//! Counting, on a real bucket: group commit, lost answers, idempotent requests.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_nats::{HeaderMap, jetstream};
+use bytes::Bytes;
+use futures::future::join_all;
+use serde::{Deserialize, Serialize};
+use tidemark::{
+    api::{Info, Operation, ids::Increment},
+    error::{Code, Error, Result},
+    jetstream::{CasError, Message, PublishError, declarations, publish, publish_batch},
+    watermark::{Bucket, Cells, Once, Write},
+};
+
+use crate::support::{Deployment, Proxy, eventually, name};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const INFO: &Info = &Increment::INFO;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Count(i64);
+
+/// A deployment with its buckets, and a second way to get at them.
+async fn bucket(url: &str) -> Bucket {
+    let nats = tidemark::jetstream::connect_to(async_nats::ConnectOptions::new(), url).await.unwrap();
+    let mut context = jetstream::new(nats);
+    context.set_timeout(Duration::from_secs(2));
+    for declaration in declarations(&name("tm"), 1) {
+        tidemark::jetstream::apply(&context, &declaration).await.unwrap();
+    }
+    Bucket::new(context, &name("tm"))
+}
+
+fn increment(state: &mut Option<Count>) -> Result<i64> {
+    let count = state.get_or_insert(Count(0));
+    count.0 += 1;
+    Ok(count.0)
+}
+
+#[tokio::test]
+async fn callers_who_wait_together_share_one_write() {
+    let deployment = Deployment::new().await;
+    let bucket = bucket(&deployment.nats_url).await;
+    let cells =
+        [Cells::new(bucket.clone(), DEADLINE), Cells::new(bucket.clone(), DEADLINE), Cells::new(bucket, DEADLINE)];
+    let answers = join_all((0..900).map(|caller| cells[caller % 3].change("k", increment))).await;
+    let answers: Vec<_> = answers.into_iter().map(|answer| answer.unwrap()).collect();
+    let numbers: BTreeSet<i64> = answers.iter().map(|committed| committed.answer).collect();
+    assert_eq!(numbers, (1..=900).collect(), "strict: no number twice, none left out");
+    let writes: BTreeSet<u64> = answers.iter().map(|committed| committed.revision).collect();
+    assert!(writes.len() < 90, "{} writes for 900 callers", writes.len());
+}
+
+#[tokio::test]
+async fn an_answer_that_changes_nothing_is_never_from_old_knowledge() {
+    let deployment = Deployment::new().await;
+    let bucket = bucket(&deployment.nats_url).await;
+    let (here, there) = (Cells::new(bucket.clone(), DEADLINE), Cells::new(bucket, DEADLINE));
+    here.change("k", increment).await.unwrap();
+    there.change("k", increment).await.unwrap();
+    let look = |state: &mut Option<Count>| Ok(state.as_ref().map(|count| count.0));
+    assert_eq!(here.change("k", look).await.unwrap().answer, Some(2));
+    let refuse = |state: &mut Option<Count>| -> Result<()> { Err(Error::invalid(format!("{state:?}"))) };
+    there.change("k", increment).await.unwrap();
+    assert!(here.change("k", refuse).await.unwrap_err().message.contains('3'), "a refusal is true as well");
+}
+
+#[tokio::test]
+async fn a_lost_acknowledgement_is_recognised_by_its_nonce() {
+    let deployment = Deployment::new().await;
+    bucket(&deployment.nats_url).await;
+    let proxy = Proxy::before(&deployment.nats_url).await;
+    let cells = Cells::<Count>::new(bucket(&proxy.url).await, DEADLINE);
+    let mut given = Vec::new();
+    for _ in 0..3 {
+        given.push(cells.change("k", increment).await.unwrap().answer);
+        let (lost, ()) = tokio::join!(cells.change("k", increment), proxy.lose_an_acknowledgement());
+        given.push(lost.unwrap().answer);
+    }
+    assert_eq!(given, [1, 2, 3, 4, 5, 6], "the write had happened, was found, and was not done twice");
+}
+
+#[tokio::test]
+async fn a_lost_acknowledgement_that_others_wrote_over_skips_numbers_and_repeats_none() {
+    let deployment = Deployment::new().await;
+    let direct = Cells::<Count>::new(bucket(&deployment.nats_url).await, DEADLINE);
+    let proxy = Proxy::before(&deployment.nats_url).await;
+    let lossy = Cells::<Count>::new(bucket(&proxy.url).await, DEADLINE);
+    let done = Arc::new(AtomicBool::new(false));
+    let callers: Vec<_> = [direct.clone(), lossy.clone(), lossy.clone(), lossy]
+        .into_iter()
+        .map(|cells| {
+            let done = done.clone();
+            tokio::spawn(async move {
+                let mut given = Vec::new();
+                while !done.load(Ordering::Relaxed) {
+                    // The direct one goes on while the others are cut off, and moves the mark under them.
+                    given.extend(cells.change("k", increment).await.ok().map(|committed| committed.answer));
+                }
+                given
+            })
+        })
+        .collect();
+    for _ in 0..4 {
+        proxy.lose_an_acknowledgement().await;
+    }
+    done.store(true, Ordering::Relaxed);
+    let mut given = Vec::new();
+    for caller in callers {
+        given.extend(caller.await.unwrap());
+    }
+    let distinct: BTreeSet<i64> = given.iter().copied().collect();
+    assert_eq!(distinct.len(), given.len(), "a number was given twice");
+    let mark = direct.read("k").await.unwrap().unwrap().0;
+    assert!(mark as usize > given.len(), "what nobody could know of was skipped: {mark} against {}", given.len());
+}
+
+#[tokio::test]
+async fn idempotent_changes_of_strict_counters() {
+    let deployment = Deployment::new().await;
+    let bucket = bucket(&deployment.nats_url).await;
+    let cells = [Cells::new(bucket.clone(), DEADLINE), Cells::new(bucket.clone(), DEADLINE)];
+    let once =
+        |key: &str, asked: &str, window| Once::new(INFO, &name("pool"), &key.parse().unwrap(), &asked, window).unwrap();
+    let day = Duration::from_secs(86_400);
+
+    // Mixed with others in the same groups, from two instances at once.
+    let repeated = (0..60).map(|caller| cells[caller % 2].change_once("k", once("same", "n=1", day), increment));
+    let others = (0..60).map(|caller| cells[caller % 2].change("k", increment));
+    let (repeated, others) = tokio::join!(join_all(repeated), join_all(others));
+    let repeated: BTreeSet<i64> = repeated.into_iter().map(|answer| answer.unwrap()).collect();
+    assert_eq!(repeated.len(), 1, "{repeated:?}");
+    let mut all: Vec<i64> = others.into_iter().map(|answer| answer.unwrap().answer).collect();
+    all.extend(&repeated);
+    all.sort_unstable();
+    assert_eq!(all, (1..=61).collect::<Vec<_>>(), "one number for sixty repeats, and strict as ever");
+
+    let other = cells[0].change_once("k", once("same", "n=2", day), increment).await.unwrap_err();
+    assert_eq!(other.code, Code::Conflict);
+    let refused: Result<i64> =
+        cells[0].change_once("k", once("refused", "", day), |_| Err::<i64, _>(Error::invalid("no"))).await;
+    assert_eq!(refused.unwrap_err().code, Code::InvalidRequest);
+    assert_eq!(
+        cells[0].change_once("k", once("refused", "", day), increment).await.unwrap(),
+        62,
+        "a refusal is not kept"
+    );
+
+    // After the window it is a new request.
+    let short = || once("short", "", Duration::from_secs(1));
+    let first = cells[0].change_once("k", short(), increment).await.unwrap();
+    eventually("the record expires", async || short().find::<i64>(&bucket).await.unwrap().is_none().then_some(()))
+        .await;
+    assert!(cells[0].change_once("k", short(), increment).await.unwrap() > first);
+}
+
+#[tokio::test]
+async fn a_broken_counter_harms_itself_only_and_is_never_reset() {
+    let deployment = Deployment::new().await;
+    let bucket = bucket(&deployment.nats_url).await;
+    let cells = Cells::<Count>::new(bucket.clone(), DEADLINE);
+    let broken = Write { key: "broken".into(), value: Bytes::from("{"), expected: 0, ttl: None };
+    bucket.write(&[broken]).await.unwrap();
+    assert_eq!(cells.change("broken", increment).await.unwrap_err().code, Code::Internal);
+    assert_eq!(cells.change("whole", increment).await.unwrap().answer, 1);
+    assert_eq!(&*bucket.read("broken").await.unwrap().unwrap().value, b"{");
+}
+
+#[tokio::test]
+async fn a_batch_is_stored_all_or_none() {
+    let deployment = Deployment::new().await;
+    let bucket = bucket(&deployment.nats_url).await;
+    let write = |key: &str, expected| Write { key: key.into(), value: Bytes::from("v"), expected, ttl: None };
+    let revision = bucket.write(&[write("a", 0), write("b", 0), write("c", 0)]).await.unwrap();
+    assert_eq!(bucket.read("c").await.unwrap().unwrap().revision, revision, "the ack is the last one's");
+    assert_eq!(bucket.read("a").await.unwrap().unwrap().revision, revision - 2);
+    let conflict = bucket.write(&[write("d", 0), write("a", 999), write("e", 0)]).await;
+    assert!(matches!(conflict, Err(CasError::Conflict)), "{conflict:?}");
+    assert!(bucket.read("d").await.unwrap().is_none() && bucket.read("e").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn publishing_repeats_with_the_same_id_until_it_is_known() {
+    let deployment = Deployment::new().await;
+    let config =
+        jetstream::stream::Config { name: "FACTS".into(), subjects: vec!["facts.>".into()], ..Default::default() };
+    let stream = jetstream::new(deployment.nats().await).create_stream(config).await.unwrap();
+    let proxy = Proxy::before(&deployment.nats_url).await;
+    let nats = tidemark::jetstream::connect_to(async_nats::ConnectOptions::new(), &proxy.url).await.unwrap();
+    let send = publish(&nats, "facts.one", "id-1", HeaderMap::new(), "x".into(), DEADLINE);
+    let (ack, ()) = tokio::join!(send, proxy.lose_an_acknowledgement());
+    assert!(ack.unwrap().duplicate, "the lost first attempt was stored");
+    assert_eq!(stream.get_info().await.unwrap().state.messages, 1);
+
+    let nowhere = publish(&nats, "nowhere", "id-2", HeaderMap::new(), "x".into(), Duration::from_millis(300)).await;
+    assert!(matches!(nowhere, Err(PublishError::NotStored)), "{nowhere:?}");
+    let message = Message { subject: "facts.two".into(), headers: HeaderMap::new(), payload: "x".into() };
+    let refused = publish_batch(&nats, &[message.clone(), message]).await;
+    assert!(matches!(refused, Err(PublishError::Refused { .. })), "the stream takes no batches: {refused:?}");
+}
