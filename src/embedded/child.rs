@@ -4,7 +4,7 @@ use std::{
     fs::File,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
     sync::mpsc,
     time::{Duration, Instant},
 };
@@ -26,7 +26,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts the command with its output in a file. It gets the stop signal when we die, however we die (on Linux).
+    /// Starts the command with its output in a file. It gets the stop signal when we die, however we die.
     pub fn spawn(name: &'static str, mut command: Command, log: PathBuf, stop_signal: Signal) -> Result<Self> {
         let open = || File::options().create(true).append(true).open(&log);
         let output = open().doing(|| format!("opening {}", log.display()))?;
@@ -40,6 +40,8 @@ impl Child {
             command.pre_exec(move || nix::sys::prctl::set_pdeathsig(stop_signal).map_err(Into::into));
         }
         let process = spawn_from_lasting_thread(command).doing(|| format!("starting {name}"))?;
+        #[cfg(not(target_os = "linux"))]
+        watch_over(process.id(), stop_signal).doing(|| format!("watching over {name}"))?;
         Ok(Self { name, process, log, stop_signal })
     }
 
@@ -51,9 +53,14 @@ impl Child {
         &self.log
     }
 
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.process.try_wait().doing(|| format!("looking after {}", self.name))
+    }
+
     /// Fails with the end of its log if it has ended already.
     pub fn check(&mut self) -> Result<()> {
-        match self.process.try_wait().doing(|| format!("looking after {}", self.name))? {
+        match self.ended()? {
             None => Ok(()),
             Some(status) => {
                 let how = match (status.code(), status.signal()) {
@@ -77,7 +84,7 @@ impl Child {
     pub fn stop(&mut self, patience: Duration) {
         self.signal(self.stop_signal);
         let deadline = Instant::now() + patience;
-        while matches!(self.process.try_wait(), Ok(None)) {
+        while matches!(self.ended(), Ok(None)) {
             if Instant::now() > deadline {
                 tracing::warn!(server = self.name, "did not stop in time and is killed");
                 self.kill();
@@ -93,7 +100,7 @@ impl Child {
         let _ = self.process.wait();
     }
 
-    fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         // It may be gone already, which is what we want.
         let _ = kill(Pid::from_raw(self.process.id() as i32), signal);
     }
@@ -101,7 +108,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if matches!(self.process.try_wait(), Ok(None)) {
+        if matches!(self.ended(), Ok(None)) {
             self.stop(Duration::from_secs(10));
         }
     }
@@ -124,4 +131,14 @@ fn spawn_from_lasting_thread(command: Command) -> std::io::Result<std::process::
     let (reply, answer) = mpsc::channel();
     THREAD.send((command, reply)).expect("the thread never ends");
     answer.recv().expect("the thread never ends")
+}
+
+/// Other systems have no such signal: a shell looks every second whether we are still there.
+#[cfg(not(target_os = "linux"))]
+fn watch_over(child: u32, stop_signal: Signal) -> std::io::Result<()> {
+    let (us, signal) = (std::process::id(), stop_signal as i32);
+    let script = format!("while kill -0 {us}; do sleep 1; done; kill -{signal} {child}");
+    let mut watcher = Command::new("sh");
+    watcher.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    watcher.spawn().map(drop)
 }

@@ -8,8 +8,8 @@ use crate::support::{API_KEY, Deployment, eventually};
 #[tokio::test]
 async fn the_bridge_reaches_a_service_in_another_process() {
     let deployment = Deployment::new().await;
-    let mut bridge = deployment.spawn(&["--roles", "http"]).await;
-    let mut service = deployment.spawn(&["--roles", "ids"]).await;
+    let mut bridge = deployment.spawn(&["--roles", "http"]);
+    let mut service = deployment.spawn(&["--roles", "ids"]);
     bridge.is_ready().await;
     service.is_ready().await;
     let http = bridge.http().await;
@@ -38,10 +38,10 @@ async fn the_bridge_reaches_a_service_in_another_process() {
     assert!(header.starts_with(&format!("00-{trace}-")) && !header.contains("b7ad6b7169203331"), "{header}");
 
     // Without the service the bridge says so, and it recovers by itself.
-    service.kill().await;
+    service.kill();
     let down = caller.get("/v1/id/increment?key=orders").await;
     assert_eq!((down.status, down.json()["code"].as_i64()), (503, Some(4002)), "{}", down.text);
-    let mut service = deployment.spawn(&["--roles", "ids"]).await;
+    let mut service = deployment.spawn(&["--roles", "ids"]);
     service.is_ready().await;
     eventually("the bridge finds the new service", async || {
         (caller.get("/v1/id/increment?key=orders").await.status == 200).then_some(())

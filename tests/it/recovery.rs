@@ -17,7 +17,7 @@ async fn a_process_waits_for_its_servers_and_outlives_them() {
     // Neither is there at the start.
     servers.nats.stop();
     servers.postgres.stop();
-    let mut process = deployment.spawn(&[]).await;
+    let mut process = deployment.spawn(&[]);
     let http = process.http().await;
     let caller = http.clone().key(API_KEY);
     assert_eq!(http.get("/health").await.status, 200);

@@ -9,7 +9,7 @@ use crate::support::{API_KEY, Deployment, Process, tidemark};
 #[tokio::test]
 async fn three_processes_start_at_once_on_empty_stores() {
     let deployment = Deployment::new().await;
-    let mut processes = join_all((0..3).map(|_| deployment.spawn(&[]))).await;
+    let mut processes: Vec<_> = (0..3).map(|_| deployment.spawn(&[])).collect();
     join_all(processes.iter_mut().map(Process::is_ready)).await;
     let https = join_all(processes.iter_mut().map(Process::http)).await;
     https[0].make_key("k", 0).await;
@@ -42,7 +42,7 @@ async fn a_bucket_that_vanished_or_was_remade_is_refused() {
 
     let jetstream = jetstream::new(deployment.nats().await);
     jetstream.delete_stream("KV_tm_counters").await.unwrap();
-    let (code, printed) = deployment.spawn(&[]).await.ended().await;
+    let (code, printed) = deployment.spawn(&[]).ended().await;
     assert_eq!(code, Some(1), "{printed}");
     assert!(printed.contains("KV_tm_counters is missing") && printed.contains("--fresh"), "{printed}");
     assert!(jetstream.get_stream("KV_tm_counters").await.is_err(), "a refused start makes nothing");
@@ -50,14 +50,14 @@ async fn a_bucket_that_vanished_or_was_remade_is_refused() {
     // An empty one of the same name is as bad: it would give every id again.
     let config = jetstream::kv::Config { bucket: "tm_counters".into(), ..Default::default() };
     jetstream.create_key_value(config).await.unwrap();
-    let (code, printed) = deployment.spawn(&[]).await.ended().await;
+    let (code, printed) = deployment.spawn(&[]).ended().await;
     assert_eq!(code, Some(1), "{printed}");
     assert!(printed.contains("was deleted and made anew"), "{printed}");
 
-    let mut meant = deployment.spawn(&["--fresh"]).await;
+    let mut meant = deployment.spawn(&["--fresh"]);
     meant.is_ready().await;
-    meant.kill().await;
-    let mut after = deployment.spawn(&[]).await;
+    meant.kill();
+    let mut after = deployment.spawn(&[]);
     after.is_ready().await;
 }
 

@@ -22,7 +22,7 @@ async fn no_number_comes_twice_while_three_processes_are_killed_and_started_agai
     environment.insert("TIDEMARK__IDS__DEFAULT_BATCH_SIZE".into(), "7".into());
     environment.insert("TIDEMARK__IDS__MAX_BATCH_SIZE".into(), "50".into());
     let spawn = async || {
-        let mut process = crate::support::Process::spawn(&["serve", "--roles", "ids"], environment.clone()).await;
+        let mut process = crate::support::Process::spawn(&["serve", "--roles", "ids"], environment.clone());
         process.is_ready().await;
         process
     };
@@ -61,7 +61,7 @@ async fn no_number_comes_twice_while_three_processes_are_killed_and_started_agai
     for round in 0..ROUNDS {
         let before = total.load(Ordering::Relaxed);
         eventually("ids are given", async || (total.load(Ordering::Relaxed) > before + 500).then_some(())).await;
-        processes[round % 3].kill().await;
+        processes[round % 3].kill();
         processes[round % 3] = spawn().await;
     }
     done.store(true, Ordering::Relaxed);

@@ -38,7 +38,7 @@ async fn a_second_up_finds_its_data_again() {
     assert_eq!(caller.get("/v1/id/increment?key=k").await.json()["data"]["id"], json!([2]));
 
     // Killed without a word, servers and all: the next one waits for what is left of them, and nothing is lost.
-    second.process.kill().await;
+    second.process.kill();
     let third = UpInstance::start(data.clone()).await;
     let caller = third.http().key(&third.env["TIDEMARK_API_KEY"]);
     let next = caller.get("/v1/id/increment?key=k").await.json()["data"]["id"][0].as_i64().unwrap();

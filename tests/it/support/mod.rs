@@ -71,10 +71,10 @@ impl Deployment {
     }
 
     /// Serves it in a process of its own.
-    pub async fn spawn(&self, arguments: &[&str]) -> Process {
+    pub fn spawn(&self, arguments: &[&str]) -> Process {
         let mut all = vec!["serve"];
         all.extend(arguments);
-        Process::spawn(&all, self.environment()).await
+        Process::spawn(&all, self.environment())
     }
 
     pub async fn nats(&self) -> async_nats::Client {

@@ -1,59 +1,52 @@
 //! A `tidemark` that runs as a process of its own.
 
-use std::{collections::HashMap, process::Stdio, time::Duration};
-
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    process::{Child, Command},
-    sync::watch,
-    time::timeout,
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
 };
 
-use super::Http;
+use nix::sys::signal::Signal;
+use tidemark::embedded::Child;
+use tokio::time::timeout;
+
+use super::{Http, servers::folder};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Killed when dropped.
-pub struct Process {
-    child: Child,
-    /// Everything that it has printed so far.
-    printed: watch::Receiver<String>,
-}
+/// Killed when dropped, and when the tests end.
+pub struct Process(Child);
 
 impl Process {
-    pub async fn spawn(arguments: &[&str], environment: HashMap<String, String>) -> Self {
-        let mut child = command(arguments, environment).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let (printer, printed) = watch::channel(String::new());
-        let (mut out, mut err) = (
-            BufReader::new(child.stdout.take().unwrap()).lines(),
-            BufReader::new(child.stderr.take().unwrap()).lines(),
-        );
-        tokio::spawn(async move {
-            let (mut out_open, mut err_open) = (true, true);
-            while out_open || err_open {
-                let line = tokio::select! {
-                    line = out.next_line(), if out_open => { out_open = matches!(line, Ok(Some(_))); line }
-                    line = err.next_line(), if err_open => { err_open = matches!(line, Ok(Some(_))); line }
-                };
-                if let Ok(Some(line)) = line {
-                    printer.send_modify(|text| text.extend([line.as_str(), "\n"]));
-                }
-            }
-        });
-        Self { child, printed }
+    pub fn spawn(arguments: &[&str], environment: HashMap<String, String>) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let log = folder().join(format!("process-{}.log", COUNT.fetch_add(1, Ordering::Relaxed)));
+        Self(Child::spawn("tidemark", command(arguments, environment), log, Signal::SIGTERM).unwrap())
+    }
+
+    /// Everything that it has printed so far.
+    fn printed(&self) -> String {
+        std::fs::read_to_string(self.0.log()).unwrap()
     }
 
     /// Waits until it has printed this, and returns the line.
     pub async fn prints(&mut self, text: &str) -> String {
-        let line = |printed: &String| printed.lines().find(|line| line.contains(text)).map(str::to_owned);
-        let seen = timeout(PATIENCE, self.printed.wait_for(|printed| line(printed).is_some())).await;
-        let seen = seen.is_ok_and(|seen| seen.is_ok());
-        let printed = self.printed.borrow();
-        line(&printed).filter(|_| seen).unwrap_or_else(|| panic!("never printed {text:?}:\n{}", *printed))
+        let look = async {
+            loop {
+                let ended = self.0.ended().unwrap();
+                if let Some(line) = self.printed().lines().find(|line| line.contains(text)) {
+                    return line.to_owned();
+                }
+                assert!(ended.is_none(), "ended without printing {text:?}:\n{}", self.printed());
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        match timeout(PATIENCE, look).await {
+            Ok(line) => line,
+            Err(_) => panic!("never printed {text:?}:\n{}", self.printed()),
+        }
     }
 
     pub async fn is_ready(&mut self) {
@@ -67,36 +60,49 @@ impl Process {
     }
 
     pub fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id().unwrap() as i32), signal).unwrap();
+        self.0.signal(signal);
     }
 
     /// As a power failure would.
-    pub async fn kill(&mut self) {
-        self.child.kill().await.unwrap();
+    pub fn kill(&mut self) {
+        self.0.kill();
     }
 
     /// Waits for its end: the exit code, and everything that it printed.
     pub async fn ended(&mut self) -> (Option<i32>, String) {
-        let status = timeout(PATIENCE, self.child.wait()).await.expect("it never ended").unwrap();
-        // The pipes close with the process; then all of it is read.
-        while self.printed.changed().await.is_ok() {}
-        (status.code(), self.printed.borrow().clone())
+        let look = async {
+            loop {
+                if let Some(status) = self.0.ended().unwrap() {
+                    return status.code();
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let code = timeout(PATIENCE, look).await.expect("it never ended");
+        (code, self.printed())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 
 /// Runs a command to its end: exit code, stdout, stderr.
 pub async fn tidemark(arguments: &[&str], environment: HashMap<String, String>) -> (Option<i32>, String, String) {
-    let output = timeout(PATIENCE, command(arguments, environment).output()).await.expect("it never ended").unwrap();
+    let mut command = tokio::process::Command::from(command(arguments, environment));
+    let output = timeout(PATIENCE, command.kill_on_drop(true).output()).await.expect("it never ended").unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
 fn command(arguments: &[&str], environment: HashMap<String, String>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tidemark"));
+    let mut command = Command::new(PathBuf::from(env!("CARGO_BIN_EXE_tidemark")));
     // Nothing of the machine's own settings, but what finding the servers needs.
     let kept = ["PATH", "HOME", "XDG_CACHE_HOME", "TIDEMARK_NATS_SERVER", "TIDEMARK_PG_BIN"];
     let is_kept = |name: &str| kept.contains(&name) || name.starts_with("PIP_");
     command.args(arguments).env_clear().envs(std::env::vars().filter(|(name, _)| is_kept(name)));
-    command.envs(environment).current_dir(std::env::temp_dir()).stdin(Stdio::null()).kill_on_drop(true);
+    command.envs(environment).current_dir(std::env::temp_dir()).stdin(Stdio::null());
     command
 }

@@ -24,7 +24,7 @@ impl UpInstance {
         let arguments =
             ["up", "--data", data.to_str().unwrap(), "--http-port", "0", "--nats-port", "0", "--pg-port", "0"];
         let tenants = HashMap::from([("TIDEMARK_TENANTS".to_owned(), "acme,glo-bex".to_owned())]);
-        let mut process = Process::spawn(&arguments, tenants).await;
+        let mut process = Process::spawn(&arguments, tenants);
         process.prints("Tidemark is up").await;
         let env = exported(&data.join("env"));
         Self { process, data, env }
