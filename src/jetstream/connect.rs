@@ -60,10 +60,13 @@ pub async fn connect_to(mut options: ConnectOptions, urls: &str) -> Result<Clien
 /// Refuses a server that lacks what we build on.
 pub fn require_version(client: &Client) -> Result<(), ConnectError> {
     let found = client.server_info().version;
-    // A pre-release of the minimum ("2.15.0-RC.1") counts as its release.
-    let new_enough = Version::parse(&found)
-        .is_ok_and(|version| Version::new(version.major, version.minor, version.patch) >= MINIMUM_SERVER);
-    if new_enough { Ok(()) } else { Err(ConnectError::TooOld { found }) }
+    if is_new_enough(&found) { Ok(()) } else { Err(ConnectError::TooOld { found }) }
+}
+
+/// A pre-release counts as its release: whoever runs one knows why.
+fn is_new_enough(found: &str) -> bool {
+    Version::parse(found)
+        .is_ok_and(|version| Version::new(version.major, version.minor, version.patch) >= MINIMUM_SERVER)
 }
 
 fn report(event: &Event) {
@@ -75,5 +78,26 @@ fn report(event: &Event) {
         Event::SlowConsumer(id) => tracing::warn!(subscription = id, "requests arrive faster than they are handled"),
         Event::LameDuckMode => tracing::info!("the NATS server is going down for maintenance"),
         Event::Draining | Event::Closed => tracing::debug!(%event, "NATS"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_lack_what_we_build_on_are_refused() {
+        for (version, accepted) in [
+            ("2.9.10", false),
+            ("2.14.6", false),
+            ("2.14.7", true),
+            ("2.15.1", true),
+            ("2.15.0-RC.1", true),
+            ("3.0.0", true),
+            ("", false),
+            ("nonsense", false),
+        ] {
+            assert_eq!(is_new_enough(version), accepted, "{version}");
+        }
     }
 }

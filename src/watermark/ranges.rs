@@ -342,6 +342,19 @@ mod tests {
         assert_eq!(state.draw(Steps { count: 1, step: 1 }), None);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn reservations_grow_while_it_is_busy_and_shrink_when_it_is_quiet() {
+        let settings = RangeSettings { default_size: 10, max_size: 35, prefetch_threshold: 0.2 };
+        let mut state = state(&[]);
+        let mut sizes = Vec::new();
+        for pause in [0, 100, 100, 100, 5_000, 20_000, 20_000, 20_000] {
+            tokio::time::advance(Duration::from_millis(pause)).await;
+            state.adapt(&settings);
+            sizes.push(state.size);
+        }
+        assert_eq!(sizes, [10, 20, 35, 35, 35, 17, 10, 10]);
+    }
+
     proptest! {
         /// Whatever is drawn in whatever sizes: numbers only grow, lie inside what was reserved, and none comes twice.
         #[test]

@@ -7,6 +7,8 @@ use nix::{
     unistd::Pid,
 };
 
+use serde_json::json;
+
 use crate::support::{API_KEY, Servers, eventually};
 
 #[tokio::test]
@@ -71,6 +73,11 @@ async fn a_process_waits_for_its_servers_and_outlives_them() {
     for _ in 0..5 {
         assert_eq!(mint().await, 200);
     }
+    eventually("the registry is followed again", async || {
+        let made = http.clone().admin().post("/v1/config/increment", json!({"key": "later", "base": 0})).await;
+        (made.status == 200).then_some(())
+    })
+    .await;
     let client = deployment.client().await;
     let request = tidemark::api::ids::IncrementRequest::default();
     client.increment(&"k".parse().unwrap(), &request).await.expect("the endpoints are back too");

@@ -1,9 +1,13 @@
 //! What every HTTP surface has in common, and what not.
 
+use std::time::Duration;
+
+use futures::StreamExt;
 use reqwest::Method;
 use serde_json::json;
+use tidemark::roles::Role;
 
-use crate::support::{API_KEY, Deployment};
+use crate::support::{API_KEY, Deployment, Running, eventually};
 
 #[tokio::test]
 async fn every_surface_speaks_its_own_dialect() {
@@ -103,4 +107,45 @@ async fn the_documents_and_the_metrics_are_served() {
     let zipped = http.header("accept-encoding", "gzip").send(Method::HEAD, "/openapi.json", None).await;
     assert_eq!(zipped.headers["content-encoding"], "gzip");
     server.stop().await;
+}
+
+/// A bridge whose service is the test itself: it takes requests and answers when it likes.
+async fn bridge_to_ourselves(deployment: &Deployment) -> (Running, async_nats::Client, async_nats::Subscriber) {
+    let bridge = deployment
+        .serve_with(|config| {
+            config.roles = vec![Role::Http];
+            config.http.request_timeout = Duration::from_secs(1);
+        })
+        .await;
+    let nats = deployment.nats().await;
+    let requests = nats.subscribe("tm.id.increment.*").await.unwrap();
+    nats.request("$SRV.PING.tm-admin", "".into()).await.expect("by now the server knows our subscription");
+    (bridge, nats, requests)
+}
+
+#[tokio::test]
+async fn a_request_that_takes_too_long_is_answered_in_its_dialect() {
+    let deployment = Deployment::new().await;
+    let (bridge, _nats, _requests) = bridge_to_ourselves(&deployment).await;
+    let answer = bridge.http().key(API_KEY).get("/v1/id/increment?key=k").await;
+    assert_eq!((answer.status, answer.json()["code"].as_i64()), (503, Some(4002)), "{}", answer.text);
+    assert!(answer.json()["message"].as_str().unwrap().contains("not answered within 1s"), "{}", answer.text);
+    bridge.stop().await;
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_the_requests_under_way() {
+    let deployment = Deployment::new().await;
+    let (bridge, nats, mut requests) = bridge_to_ourselves(&deployment).await;
+    let caller = bridge.http().key(API_KEY);
+    let asked = tokio::spawn(async move { caller.get("/v1/id/increment?key=k").await });
+    let request = requests.next().await.unwrap();
+    let new_caller = bridge.http();
+    let stopping = tokio::spawn(bridge.stop());
+    eventually("no new caller gets in", async || new_caller.try_get("/health").await.is_err().then_some(())).await;
+    assert!(!stopping.is_finished(), "it waits for the one that is in");
+    let ids = rmp_serde::to_vec_named(&json!({"id": [7]})).unwrap();
+    nats.publish(request.reply.unwrap(), ids.into()).await.unwrap();
+    assert_eq!(asked.await.unwrap().json()["data"]["id"], json!([7]));
+    stopping.await.unwrap();
 }

@@ -172,6 +172,10 @@ impl Http {
         self.send(Method::DELETE, path, None).await
     }
 
+    pub async fn try_get(&self, path: &str) -> reqwest::Result<reqwest::Response> {
+        self.client.get(format!("{}{path}", self.url)).send().await
+    }
+
     pub async fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Answer {
         let mut request = self.client.request(method, format!("{}{path}", self.url)).headers(self.headers.clone());
         if let Some(body) = body {
