@@ -110,6 +110,7 @@ pub struct Ids {
 pub struct Telemetry {
     pub log_format: LogFormat,
     pub log_level: String,
+    pub port: Option<u16>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -225,6 +226,12 @@ impl Config {
         }
         if self.ids.max_batch_size < self.ids.default_batch_size {
             return refuse("ids.max_batch_size", "must not be below ids.default_batch_size".into());
+        }
+        if self.ids.max_batch_size > 1_000_000_000 {
+            return refuse(
+                "ids.max_batch_size",
+                "must not be above 1,000,000,000: a crash would skip that many".into(),
+            );
         }
         if !(0.0..=1.0).contains(&self.ids.prefetch_threshold) {
             return refuse(

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use sqlx::PgPool;
-use tokio::{net::TcpListener, sync::watch, task::JoinHandle, time::timeout};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     clock::Clock,
     config::Config,
     database::{self, DatabaseError},
-    error::chain,
+    error::{Error, chain},
     gateway::{Gateway, Hosted},
     http::{self, App, Health, Ready},
     ids::Ids,
@@ -25,14 +25,14 @@ use crate::{
     nats,
     registry::{Registry, keys::Keys},
     roles::Role,
-    watermark::Bucket,
+    telemetry, watermark,
 };
 
 /// Why the process can't run. Everything else is waited for.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    #[error("http.port: {address} can't be listened on: {source}")]
-    Listen { address: String, source: std::io::Error },
+    #[error("{setting}: {address} can't be listened on: {source}")]
+    Listen { setting: &'static str, address: String, source: std::io::Error },
     #[error(transparent)]
     Nats(#[from] ConnectError),
     #[error(transparent)]
@@ -40,7 +40,9 @@ pub enum ServeError {
     #[error(transparent)]
     Streams(#[from] ApplyError),
     #[error("an API key could not be registered: {0}")]
-    Keys(crate::error::Error),
+    Keys(Error),
+    #[error("the counters could not begin again: {0}")]
+    BeginAgain(Error),
 }
 
 /// A key that exists outside the registry and is to be known there.
@@ -57,9 +59,11 @@ pub struct Server {
     config: Arc<Config>,
     app: Arc<App>,
     database: PgPool,
-    listener: Option<TcpListener>,
+    /// The bridge, and the few routes that a process without one may have.
+    bridge: Option<TcpListener>,
+    monitor: Option<TcpListener>,
     is_ready: watch::Sender<bool>,
-    /// A vanished or remade stream is meant.
+    /// A stream that lost its identity is meant, and keys begin again.
     pub fresh: bool,
     pub known_keys: Vec<KnownKey>,
 }
@@ -69,36 +73,38 @@ struct Running {
     nats: async_nats::Client,
     services: nats::Services,
     ids: Option<Arc<Ids>>,
-    registry: JoinHandle<()>,
 }
 
 impl Server {
-    /// Takes the HTTP port, if there is an HTTP role, but asks no server for anything yet.
+    /// Takes the HTTP ports, but asks no server for anything yet.
     pub async fn bind(config: Config) -> Result<Self, ServeError> {
         let config = Arc::new(config);
         let database = database::pool(&config.database)?;
-        let listener = if config.roles.contains(&Role::Http) {
-            let address = format!("{}:{}", config.http.host, config.http.port);
-            let bound = TcpListener::bind(&address).await;
-            Some(bound.map_err(|source| ServeError::Listen { address, source })?)
-        } else {
-            None
+        let (host, http) = (&config.http.host, &config.http);
+        let bridge = match config.roles.contains(&Role::Http) {
+            true => Some(listen("http.port", host, http.port).await?),
+            false => None,
+        };
+        let monitor = match config.telemetry.port {
+            Some(port) => Some(listen("telemetry.port", host, port).await?),
+            None => None,
         };
         let app = App { config: config.clone(), health: Health::new(database.clone()), ready: Default::default() };
         Ok(Self {
             config,
             app: Arc::new(app),
             database,
-            listener,
+            bridge,
+            monitor,
             is_ready: watch::Sender::new(false),
             fresh: false,
             known_keys: Vec::new(),
         })
     }
 
-    /// Where HTTP listens.
+    /// Where the bridge listens.
     pub fn address(&self) -> Option<SocketAddr> {
-        self.listener.as_ref().and_then(|listener| listener.local_addr().ok())
+        self.bridge.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
     /// Turns true when everything is found and served.
@@ -108,42 +114,63 @@ impl Server {
 
     /// Runs until told to stop, or until something is wrong that waiting won't mend.
     pub async fn run(mut self, stop: CancellationToken) -> Result<(), ServeError> {
-        crate::telemetry::metrics();
-        let http_stop = CancellationToken::new();
-        let http = self.listener.take().map(|listener| {
-            tracing::info!(address = %listener.local_addr().map_or_else(|_| "?".into(), |a| a.to_string()), "HTTP listens");
-            let routes = http::router(self.app.clone());
-            let stopped = http_stop.clone().cancelled_owned();
-            tokio::spawn(async move { axum::serve(listener, routes).with_graceful_shutdown(stopped).await })
-        });
+        // Ends whatever runs in the background, however we leave.
         let background = CancellationToken::new();
-        let outcome = tokio::select! {
-            () = stop.cancelled() => Ok(None),
-            started = self.start(background.clone()) => started.map(Some),
+        let _end = background.clone().drop_guard();
+        telemetry::metrics();
+        tokio::spawn(telemetry::upkeep(background.clone()));
+        let mut http = JoinSet::new();
+        let http_stop = background.child_token();
+        for (listener, routes) in [
+            (self.bridge.take(), http::router as fn(Arc<App>) -> axum::Router),
+            (self.monitor.take(), http::monitor_router),
+        ] {
+            let Some(listener) = listener else { continue };
+            let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
+            tracing::info!(address, "HTTP listens");
+            let (routes, stopped) = (routes(self.app.clone()), http_stop.clone().cancelled_owned());
+            http.spawn(async move { axum::serve(listener, routes).with_graceful_shutdown(stopped).await });
+        }
+        let started = tokio::select! {
+            () = stop.cancelled() => None,
+            started = self.start(background.clone()) => Some(started?),
         };
-        let running = match outcome {
-            Ok(Some(running)) => {
-                self.app.health.waits_for(None);
-                self.is_ready.send_replace(true);
-                tracing::info!(roles = %roles(&self.config.roles), "ready");
-                stop.cancelled().await;
-                Some(running)
-            }
-            Ok(None) => None,
-            Err(error) => {
-                http_stop.cancel();
-                return Err(error);
-            }
-        };
+        if started.is_some() {
+            self.app.health.waits_for(None);
+            self.is_ready.send_replace(true);
+            tracing::info!(roles = %roles(&self.config.roles), "ready");
+            stop.cancelled().await;
+        }
         tracing::info!("stopping");
         self.app.health.drain();
-        let drained =
-            timeout(self.config.shutdown.drain_timeout, self.drain(running, http, http_stop, background)).await;
-        match drained {
-            Ok(()) => tracing::info!("stopped"),
-            Err(_) => tracing::warn!("some requests did not finish in time"),
-        }
+        http_stop.cancel();
+        self.drain(started, http).await;
+        tracing::info!("stopped");
         Ok(())
+    }
+
+    /// Requests under way finish; what was reserved is given back, also when some caller does not let go.
+    async fn drain(&self, running: Option<Running>, mut http: JoinSet<std::io::Result<()>>) {
+        let limit = self.config.shutdown.drain_timeout;
+        let http = timeout(limit, async { while http.join_next().await.is_some() {} });
+        let Some(Running { nats, services, ids }) = running else {
+            let _ = http.await;
+            return;
+        };
+        let (http, nats_requests) = tokio::join!(http, timeout(limit, services.stop()));
+        if http.is_err() || nats_requests.is_err() {
+            tracing::warn!("some requests did not finish within {limit:?}");
+        }
+        if let Some(ids) = ids
+            && timeout(limit, ids.stop()).await.is_err()
+        {
+            tracing::warn!("reserved ids could not be given back and are skipped");
+        }
+        // The last replies are still in the client's buffer.
+        if let Ok(Err(error)) = timeout(limit, nats.flush()).await {
+            tracing::debug!(%error, "the connection to NATS was gone already");
+        }
+        self.database.close().await;
     }
 
     /// Finds the servers, waiting for what is away, and hosts the roles.
@@ -154,17 +181,17 @@ impl Server {
         let jetstream = jetstream_context(&nats);
         self.until("PostgreSQL", || database::migrate(&self.database)).await?;
         let declarations = jetstream::declarations(&self.config.nats.prefix, self.config.jetstream.replicas);
-        let apply = || jetstream::refuse_or_remember(&self.database, &jetstream, &declarations, self.fresh);
+        let apply = || jetstream::apply_guarded(&self.database, &jetstream, &declarations, self.fresh);
         for drift in self.until("the streams", apply).await? {
             for change in drift.changes.iter().filter(|change| change.loses.is_some()) {
                 let (stream, field, why) = (&drift.stream, &change.field, change.loses.as_deref());
                 tracing::warn!(stream, field, live = %change.live, declared = %change.declared, why, "left as it is");
             }
         }
-        self.warn_of_lax_sync().await;
+        self.warn_of_lax_servers(&nats).await;
 
         let registry = Registry::new(jetstream.clone(), &self.config.nats.prefix);
-        let follow = tokio::spawn(registry.clone().follow(background));
+        tokio::spawn(registry.clone().follow(background));
         self.app.health.waits_for(Some("reading the registry".into()));
         registry.loaded().await;
 
@@ -179,10 +206,13 @@ impl Server {
         hosted.add::<ListKeys>(&keys);
         hosted.add::<RevokeKey>(&keys);
         let ids = self.config.roles.contains(&Role::Ids).then(|| {
-            let bucket = Bucket::new(jetstream.clone(), &self.config.nats.prefix);
+            let bucket = watermark::bucket(jetstream.clone(), &self.config.nats.prefix);
             Arc::new(Ids::new(registry.clone(), bucket, &self.config, clock.clone()))
         });
         if let Some(ids) = &ids {
+            if self.fresh {
+                ids.begin_again().await.map_err(ServeError::BeginAgain)?;
+            }
             hosted.add::<Increment>(ids);
             hosted.add::<SetIncrement>(ids);
         }
@@ -190,7 +220,7 @@ impl Server {
         let client = Client::new(nats.clone(), self.config.nats.prefix.clone());
         let ready = Ready { gateway: Gateway::new(hosted, client), gate: Gate::new(&self.config.auth, registry) };
         self.app.ready.set(ready).ok();
-        Ok(Running { nats, services, ids, registry: follow })
+        Ok(Running { nats, services, ids })
     }
 
     /// Tries until it works, saying what it waits for. Errors that waiting won't mend end it.
@@ -213,7 +243,10 @@ impl Server {
         }
     }
 
-    async fn warn_of_lax_sync(&self) {
+    async fn warn_of_lax_servers(&self, nats: &async_nats::Client) {
+        if !nats.server_info().auth_required {
+            tracing::warn!("NATS lets everyone in: whoever reaches it is operator; see `tidemark doctor`");
+        }
         let Some(url) = &self.config.nats.monitor_url else { return };
         match crate::doctor::sync_policy(url).await {
             Ok(policy) if policy.is_always() => {}
@@ -223,33 +256,11 @@ impl Server {
             Err(error) => tracing::warn!(error, "the sync policy of NATS is not known"),
         }
     }
+}
 
-    /// No new requests; those under way finish; what was reserved is given back.
-    async fn drain(
-        &self,
-        running: Option<Running>,
-        http: Option<JoinHandle<std::io::Result<()>>>,
-        http_stop: CancellationToken,
-        background: CancellationToken,
-    ) {
-        http_stop.cancel();
-        if let Some(http) = http {
-            // An error of the listener was logged by its connections, and there is nobody left to tell.
-            let _ = http.await;
-        }
-        if let Some(Running { nats, services, ids, registry }) = running {
-            services.stop().await;
-            if let Some(ids) = ids {
-                ids.stop().await;
-            }
-            background.cancel();
-            let _ = registry.await;
-            if let Err(error) = nats.drain().await {
-                tracing::debug!(%error, "the connection to NATS was gone already");
-            }
-        }
-        self.database.close().await;
-    }
+async fn listen(setting: &'static str, host: &str, port: u16) -> Result<TcpListener, ServeError> {
+    let address = format!("{host}:{port}");
+    TcpListener::bind(&address).await.map_err(|source| ServeError::Listen { setting, address, source })
 }
 
 /// Requests to JetStream that fail fast enough to be repeated.

@@ -1,8 +1,10 @@
 //! Logs, metrics and traces.
 
-use std::sync::OnceLock;
+use std::{sync::OnceLock, time::Duration};
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Telemetry};
@@ -37,6 +39,13 @@ pub fn metrics() -> &'static PrometheusHandle {
             .expect("the bounds are not empty");
         builder.install_recorder().expect("nobody else installs a recorder")
     })
+}
+
+/// Folds samples into their histograms. Without it they would pile up until somebody scrapes, which may be never.
+pub async fn upkeep(stop: CancellationToken) {
+    while timeout(Duration::from_secs(5), stop.cancelled()).await.is_err() {
+        metrics().run_upkeep();
+    }
 }
 
 /// A W3C trace that a request belongs to, if it belongs to one.

@@ -38,6 +38,11 @@ impl IdempotencyKey {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// One that can't be read is refused: passing it over would answer the repeat as a new request.
+    pub fn from_header(value: &[u8]) -> Result<Self> {
+        std::str::from_utf8(value).map_err(|_| Error::field(Self::HEADER, "must be UTF-8"))?.parse()
+    }
 }
 
 impl FromStr for IdempotencyKey {

@@ -47,7 +47,11 @@ impl Encoding {
                 json.end().map_err(|error| Error::invalid(format!("body: {error}")))?;
                 Ok(value)
             }
-            Encoding::MessagePack => named(&mut rmp_serde::Deserializer::from_read_ref(body)),
+            Encoding::MessagePack => {
+                let mut rest = body;
+                let value = named(&mut rmp_serde::Deserializer::new(&mut rest))?;
+                if rest.is_empty() { Ok(value) } else { Err(Error::invalid("body: more bytes than one value")) }
+            }
         }
     }
 }
@@ -103,6 +107,7 @@ mod tests {
             assert!(error.message.contains(expected), "{body}: {error}");
         }
         assert!(Encoding::MessagePack.decode::<Sample>(b"\xc1").is_err());
+        assert!(Encoding::MessagePack.decode::<Sample>(b"\x80\x80").is_err());
     }
 
     #[test]

@@ -1,10 +1,10 @@
-use std::{io::Write, process::ExitCode};
+use std::process::ExitCode;
 
 use async_nats::{ConnectOptions, Event, HeaderMap};
 use clap::Args;
 use tokio::sync::mpsc;
 
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, print};
 use crate::{client::Client, config::Config, jetstream};
 
 #[derive(Debug, Args)]
@@ -45,9 +45,7 @@ pub async fn run(config: &Config, options: Options) -> Outcome {
     };
     match answer {
         Ok(reply) => {
-            let mut out = std::io::stdout().lock();
-            out.write_all(&reply)?;
-            out.write_all(b"\n")?;
+            print(String::from_utf8_lossy(&reply))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => Err(Failure(format!("{} {}: {error}", error.code.status(), error.code))),

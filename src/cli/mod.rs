@@ -6,7 +6,7 @@ mod serve;
 mod streams;
 mod up;
 
-use std::{fmt, path::PathBuf, process::ExitCode};
+use std::{fmt, io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -65,6 +65,14 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
 
 type Outcome = Result<ExitCode, Failure>;
 
+/// Prints a line. A reader who has seen enough (`| head`) is no error.
+fn print(line: impl fmt::Display) -> Result<(), Failure> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
 impl Cli {
     pub async fn run(self) -> Outcome {
         let config = Config::load(self.common.config.as_deref())?;
@@ -75,7 +83,7 @@ impl Cli {
             Command::Streams(command) => streams::run(&config, command).await,
             Command::Doctor => doctor::run(&config).await,
             Command::Openapi => {
-                println!("{}", serde_json::to_string_pretty(&http::openapi_document())?);
+                print(serde_json::to_string_pretty(&http::openapi_document())?)?;
                 Ok(ExitCode::SUCCESS)
             }
             Command::Call(options) => call::run(&config, options).await,
@@ -86,7 +94,7 @@ impl Cli {
 async fn migrate(config: &Config) -> Outcome {
     let pool = database::pool(&config.database)?;
     database::migrate(&pool).await?;
-    println!("the database is up to date");
+    print("the database is up to date")?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,7 +2,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, print};
 use crate::{config::Config, database, jetstream};
 
 #[derive(Debug, Subcommand)]
@@ -33,13 +33,13 @@ pub async fn run(config: &Config, command: Command) -> Outcome {
         Command::Apply { fresh } => {
             let pool = database::pool(&config.database)?;
             database::migrate(&pool).await?;
-            (jetstream::refuse_or_remember(&pool, &context, &declarations, fresh).await?, true)
+            (jetstream::apply_guarded(&pool, &context, &declarations, fresh).await?, true)
         }
     };
     let mut open = false;
     for drift in &drifts {
         let (text, still_open) = drift.describe(applied);
-        println!("{text}");
+        print(text)?;
         open |= still_open;
     }
     match (open, applied) {

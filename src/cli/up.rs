@@ -2,7 +2,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::{Outcome, init_logs, serve::on_signal};
+use super::{Outcome, init_logs, print, serve::on_signal};
 use crate::{
     access::DEFAULT_TENANT,
     api::Name,
@@ -65,7 +65,7 @@ async fn serve(config: Config, up: &Up, fresh: bool, stop: tokio_util::sync::Can
     let welcome = async {
         if is_ready.wait_for(|ready| *ready).await.is_ok() {
             match up.write_env() {
-                Ok(env) => println!("{}", up.welcome(&env)),
+                Ok(env) => drop(print(up.welcome(&env))),
                 Err(error) => eprintln!("tidemark: {error}"),
             }
         }

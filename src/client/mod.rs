@@ -16,6 +16,7 @@
 use std::time::Duration;
 
 use async_nats::{ConnectOptions, HeaderMap, Request, client::RequestErrorKind};
+use tokio::time::timeout;
 
 use crate::{
     api::{Context, Encoding, IdempotencyKey, Name, Operation},
@@ -28,8 +29,9 @@ pub const SERVICE_ERROR: &str = "Nats-Service-Error";
 pub const SERVICE_ERROR_CODE: &str = "Nats-Service-Error-Code";
 pub const CONTENT_TYPE: &str = "Content-Type";
 
-/// Longer than an operation may try on the other side.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer than an operation tries on the other side: a caller who waits for two reservations in a row, each up to
+/// `watermark.deadline`, should learn how they ended.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -39,8 +41,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects with the default prefix `tm`; user and password may stand in the URL. For anything else, connect yourself
-    /// and use [`Client::new`].
+    /// Connects with the default prefix `tm`; user and password may stand in the URL. For anything else, such as the inbox
+    /// prefix that a tenant's user needs (`_INBOX_<tenant>`), connect yourself and use [`Client::new`].
     pub async fn connect(url: &str) -> Result<Self> {
         let nats = jetstream::connect_to(ConnectOptions::new(), url)
             .await
@@ -80,10 +82,12 @@ impl Client {
 
     /// Sends a request of any kind; an error reply becomes an [`Error`].
     pub async fn request(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<bytes::Bytes> {
-        let request = Request::new().headers(headers).payload(body).timeout(Some(TIMEOUT));
-        let reply = self.nats.send_request(subject.clone(), request).await.map_err(|error| match error.kind() {
+        let request = Request::new().headers(headers).payload(body).timeout(None);
+        let Ok(reply) = timeout(TIMEOUT, self.nats.send_request(subject.clone(), request)).await else {
+            return Err(Error::unavailable(format!("no answer on {subject} in time")));
+        };
+        let reply = reply.map_err(|error| match error.kind() {
             RequestErrorKind::NoResponders => Error::unavailable(format!("nobody answers on {subject}")),
-            RequestErrorKind::TimedOut => Error::unavailable(format!("no answer on {subject} in time")),
             RequestErrorKind::InvalidSubject => Error::invalid(format!("not a subject: {subject}")),
             _ => Error::unavailable("the request was not sent").source(error),
         })?;

@@ -185,7 +185,9 @@ impl Package {
 
 /// Root's own cache is closed to the user that PostgreSQL runs as, so root uses the system's.
 fn cache() -> Result<PathBuf> {
-    let folder = if nix::unistd::geteuid().is_root() {
+    let folder = if let Some(folder) = std::env::var_os("TIDEMARK_CACHE").filter(|path| !path.is_empty()) {
+        PathBuf::from(folder)
+    } else if nix::unistd::geteuid().is_root() {
         PathBuf::from("/var/cache/tidemark")
     } else if let Some(cache) = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()) {
         PathBuf::from(cache).join("tidemark")

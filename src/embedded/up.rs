@@ -6,8 +6,14 @@ use std::{
     io::Write,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
+use nix::{
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    sys::signal::kill,
+    unistd::Pid,
+};
 use rand::distr::{Alphanumeric, SampleString};
 use serde::{Deserialize, Serialize};
 
@@ -58,7 +64,7 @@ struct Secrets {
 impl Up {
     /// Starts both servers.
     pub async fn start(options: &UpOptions, config: &Config) -> Result<Self> {
-        check_tenants(&options.tenants)?;
+        check_tenants(&options.tenants, &config.nats.inbox_prefix)?;
         let data = &options.data;
         let lock = open_folder(data)?;
         let http_port = free_port(options.http_port, "--http-port")?;
@@ -160,9 +166,10 @@ Paste these into another shell:
 
   {source} && curl -s -X POST "$TIDEMARK_URL/v1/config/increment" -H "Authorization: Bearer $TIDEMARK_ADMIN_TOKEN" -d '{{"key": "orders", "base": 1000}}'
   {source} && curl -s "$TIDEMARK_URL/v1/id/increment?key=orders&size=3" -H "X-API-Key: $TIDEMARK_API_KEY"
-  {source} && {tidemark} call tm.id.increment.orders
+  {source} && {tidemark} call {prefix}.id.increment.orders
 "#,
             data = self.data.display(),
+            prefix = self.callers.prefix,
             http = self.http_port,
             nats = self.nats.port,
             pg = self.postgres.port,
@@ -215,17 +222,7 @@ impl Secrets {
 fn open_folder(data: &Path) -> Result<File> {
     let shown = data.display();
     std::fs::create_dir_all(data).doing(|| format!("making {shown}"))?;
-    let lock = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(data.join("lock"))
-        .doing(|| format!("opening {shown}"))?;
-    if lock.try_lock().is_err() {
-        return Err(EmbeddedError::new(format!(
-            "{shown} is in use by another `tidemark up`: stop it, or choose another --data"
-        )));
-    }
+    let lock = lock(data)?;
     let format = data.join("format");
     match std::fs::read_to_string(&format) {
         Ok(found) if found.trim() == FORMAT => Ok(lock),
@@ -249,14 +246,43 @@ fn open_folder(data: &Path) -> Result<File> {
     }
 }
 
+/// Takes the folder's lock. Our servers inherit it, so a folder whose `up` was killed stays locked until they have ended
+/// too: two nats-servers on one store would ruin it. That is waited for; a living `up` is not.
+fn lock(data: &Path) -> Result<File> {
+    let path = data.join("lock");
+    let what = || format!("locking {}", path.display());
+    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(&path).doing(what)?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while file.try_lock().is_err() {
+        let holder = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+        let lives = holder.is_some_and(|holder| kill(Pid::from_raw(holder), None).is_ok());
+        if lives || Instant::now() > deadline {
+            let data = data.display();
+            return Err(EmbeddedError::new(format!(
+                "{data} is in use by another `tidemark up`: stop it, or choose another --data"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    fcntl(&file, FcntlArg::F_SETFD(FdFlag::empty())).map_err(std::io::Error::from).doing(what)?;
+    file.set_len(0).doing(what)?;
+    write!(file, "{}", std::process::id()).doing(what)?;
+    Ok(file)
+}
+
 /// A tenant's name as part of a variable's.
 fn suffix(tenant: &Name) -> String {
     tenant.as_str().to_ascii_uppercase().replace('-', "_")
 }
 
-/// Two tenants whose variables would have the same name can't both be in one file.
-fn check_tenants(tenants: &[Name]) -> Result<()> {
+/// Two tenants whose variables would have the same name can't both be in one file, and nobody may hear our replies.
+fn check_tenants(tenants: &[Name], inbox_prefix: &Name) -> Result<()> {
     for (index, tenant) in tenants.iter().enumerate() {
+        if format!("_INBOX_{tenant}") == inbox_prefix.as_str() {
+            return Err(EmbeddedError::new(format!(
+                "TIDEMARK_TENANTS: {tenant} would hear our own replies on {inbox_prefix}; choose another nats.inbox_prefix"
+            )));
+        }
         if let Some(twin) = tenants[..index].iter().find(|other| suffix(other) == suffix(tenant)) {
             return Err(EmbeddedError::new(format!(
                 "TIDEMARK_TENANTS: {twin} and {tenant} would share the variable TIDEMARK_API_KEY_{}",

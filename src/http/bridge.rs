@@ -43,16 +43,34 @@ async fn answer<O: Operation>(
     Path(path): Path<HashMap<String, String>>,
     request: Request,
 ) -> Response {
-    match call::<O>(&app, path, request).await {
+    let encoding = wanted(request.headers());
+    match call::<O>(&app, path, request, encoding).await {
         Ok(response) => response,
         Err(error) => {
             error.log(&O::INFO.name());
-            dialect::failure(O::INFO.surface, &error)
+            dialect::failure(O::INFO.surface, encoding, &error)
         }
     }
 }
 
-async fn call<O: Operation>(app: &App, path: HashMap<String, String>, request: Request) -> Result<Response> {
+/// The reply mirrors the request, unless the caller names another encoding.
+fn wanted(headers: &HeaderMap) -> Encoding {
+    match text(headers, header::ACCEPT) {
+        Some(accept) if accept.contains("json") || accept.contains("msgpack") => Encoding::of(Some(accept)),
+        _ => Encoding::of(text(headers, header::CONTENT_TYPE)),
+    }
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+async fn call<O: Operation>(
+    app: &App,
+    path: HashMap<String, String>,
+    request: Request,
+    encoding: Encoding,
+) -> Result<Response> {
     let info = &O::INFO;
     let (parts, body) = request.into_parts();
     let ready = app.ready()?;
@@ -60,30 +78,25 @@ async fn call<O: Operation>(app: &App, path: HashMap<String, String>, request: R
     if !app.is_open(info.surface) {
         ready.gate.identify(credential(&parts.headers))?.may(info.scope)?;
     }
-    let text = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let mut params = Params::default();
     path.into_iter().try_for_each(|(name, value)| params.add_text(name, value))?;
     params.add_query(parts.uri.query().unwrap_or_default())?;
     let body = read(body, app.config.http.body_limit).await?;
-    let sent = Encoding::of(text(header::CONTENT_TYPE));
     if !body.is_empty() {
-        params.add_body(sent, &body)?;
+        params.add_body(Encoding::of(text(&parts.headers, header::CONTENT_TYPE)), &body)?;
     }
     let names = info.target.iter().map(|name| params.take_text(name)?.parse()).collect::<Result<Vec<Name>>>()?;
     let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;
     let context = Context {
-        idempotency_key: text(HeaderName::from_static("idempotency-key"))
-            .map(str::parse::<IdempotencyKey>)
+        idempotency_key: parts
+            .headers
+            .get(IdempotencyKey::HEADER)
+            .map(|value| IdempotencyKey::from_header(value.as_bytes()))
             .transpose()?,
         trace: parts.extensions.get::<Trace>().copied().unwrap_or_default(),
     };
     let answer = ready.gateway.call::<O>(Call { target, request: params.into_request()?, context }).await?;
-    // The reply mirrors the request, unless the caller names another encoding.
-    let wanted = match text(header::ACCEPT) {
-        Some(accept) if accept.contains("json") || accept.contains("msgpack") => Encoding::of(Some(accept)),
-        _ => sent,
-    };
-    dialect::success(info.surface, info.success, wanted, &answer)
+    dialect::success(info.surface, info.success, encoding, &answer)
 }
 
 async fn read(body: Body, limit: usize) -> Result<bytes::Bytes> {

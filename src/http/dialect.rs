@@ -31,7 +31,7 @@ pub fn success(surface: Surface, status: u16, encoding: Encoding, answer: &impl 
 }
 
 /// An error. What the source says stays in the log.
-pub fn failure(surface: Surface, error: &Error) -> Response {
+pub fn failure(surface: Surface, encoding: Encoding, error: &Error) -> Response {
     let status = error.code.status();
     let envelope = |code: u16| json!({ "code": code, "message": error.message, "data": null });
     let body = match surface {
@@ -44,7 +44,8 @@ pub fn failure(surface: Surface, error: &Error) -> Response {
             return decorate(error, respond(status, "text/plain; charset=utf-8", error.message.to_string()));
         }
     };
-    decorate(error, respond(status, "application/json", body.to_string()))
+    let (content_type, body) = (encoding.content_type(), encoding.encode(&body).unwrap_or_default());
+    decorate(error, respond(status, content_type, body))
 }
 
 fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response {
@@ -125,7 +126,7 @@ mod tests {
         for surface in SURFACES {
             for &code in Code::ALL {
                 let error = Error::new(code, "what happened").source("password=hunter2");
-                let response = failure(surface, &error);
+                let response = failure(surface, Encoding::Json, &error);
                 assert_eq!(response.status().as_u16(), code.status());
                 let body = text(response).await;
                 assert!(!body.contains("hunter2") && !body.is_empty(), "{surface:?} {code}: {body}");
@@ -144,7 +145,7 @@ mod tests {
             (Surface::Usage, r#"{"code":"not_found","message":"key not found: x","details":null}"#),
             (Surface::Native, r#"{"code":"not_found","message":"key not found: x"}"#),
         ] {
-            assert_eq!(text(failure(surface, &error)).await, expected);
+            assert_eq!(text(failure(surface, Encoding::Json, &error)).await, expected);
         }
     }
 

@@ -4,6 +4,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
 use axum::{
     extract::{MatchedPath, Request, State},
+    http::Method,
     middleware::Next,
     response::Response,
 };
@@ -12,7 +13,11 @@ use tokio::time::timeout;
 use tracing::Instrument;
 
 use super::{App, dialect};
-use crate::{api::Surface, error::Error, telemetry::Trace};
+use crate::{
+    api::{Encoding, Surface},
+    error::Error,
+    telemetry::Trace,
+};
 
 pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
@@ -26,7 +31,7 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     );
     let surface = Surface::of_path(request.uri().path());
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let method = request.method().as_str().to_owned();
+    let method = known(request.method());
     request.extensions_mut().insert(trace);
 
     let limit = app.config.http.request_timeout;
@@ -38,7 +43,7 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     };
 
     let labels = [
-        ("method", method),
+        ("method", method.to_owned()),
         // The route's pattern, not the path: a label must not have a value per id.
         ("route", route.map_or_else(|| "none".to_owned(), |path| path.as_str().to_owned())),
         ("status", response.status().as_str().to_owned()),
@@ -51,7 +56,21 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
 
 fn failed(surface: Surface, error: Error) -> Response {
     error.log("http");
-    dialect::failure(surface, &error)
+    dialect::failure(surface, Encoding::Json, &error)
+}
+
+/// A label must not have a value per caller's whim, and a method may be any word.
+fn known(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
+    }
 }
 
 fn text<'a>(request: &'a Request, header: &str) -> Option<&'a str> {

@@ -24,7 +24,7 @@ pub use openapi::document as openapi_document;
 
 use crate::{
     access::Gate,
-    api::Surface,
+    api::{Encoding, Surface},
     config::Config,
     error::{Code, Error, Result},
     gateway::Gateway,
@@ -49,7 +49,7 @@ impl App {
         self.ready.get().ok_or_else(|| Error::unavailable("the process is starting"))
     }
 
-    /// Whether a surface asks strangers for credentials.
+    /// Whether a surface lets strangers in.
     fn is_open(&self, surface: Surface) -> bool {
         surface.open_by_default() && self.config.auth.open_pools_and_stages
     }
@@ -57,16 +57,27 @@ impl App {
 
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
-    let operations = bridge::routes();
-    let extra = Router::new()
+    let documents = Router::new()
+        .route("/openapi.json", get(async || axum::Json(openapi_document())))
+        .route("/docs", get(async || Html(include_str!("docs.html"))));
+    guarded(bridge::routes().merge(documents).merge(monitor()), app)
+}
+
+/// What a process without the bridge shows.
+pub fn monitor_router(app: Arc<App>) -> Router {
+    guarded(monitor(), app)
+}
+
+fn monitor() -> Router<Arc<App>> {
+    Router::new()
         .route("/health", get(health::live))
         .route("/ready", get(health::ready))
         .route("/healthz", get(health::healthz))
         .route("/metrics", get(async || telemetry::metrics().render()))
-        .route("/openapi.json", get(async || axum::Json(openapi_document())))
-        .route("/docs", get(async || Html(include_str!("docs.html"))));
-    operations
-        .merge(extra)
+}
+
+fn guarded(routes: Router<Arc<App>>, app: Arc<App>) -> Router {
+    routes
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(middleware::from_fn_with_state(app.clone(), edge::guard))
@@ -85,10 +96,10 @@ async fn no_such_path(State(app): State<Arc<App>>, request: Request) -> Response
     let error = known.err().unwrap_or_else(|| {
         Error::new(Code::NotFound, format!("there is nothing at {} {}", request.method(), request.uri().path()))
     });
-    dialect::failure(surface, &error).into_response()
+    dialect::failure(surface, Encoding::Json, &error).into_response()
 }
 
 async fn no_such_method(method: Method, uri: axum::http::Uri) -> Response {
     let error = Error::new(Code::MethodNotAllowed, format!("{method} is not supported at {}", uri.path()));
-    dialect::failure(Surface::of_path(uri.path()), &error)
+    dialect::failure(Surface::of_path(uri.path()), Encoding::Json, &error)
 }

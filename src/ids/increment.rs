@@ -20,12 +20,16 @@ use crate::{
     clock::Clock,
     config::Config,
     error::{Code, Error, Result},
+    jetstream::Bucket,
     registry::{Record, Registry},
-    watermark::{Bucket, Cells, Mark, Once, RangeSettings, Ranges, Steps},
+    watermark::{Cells, Mark, Once, RangeSettings, Ranges, Steps, lost},
 };
 
 /// The most ids of one request.
 const MAX_SIZE: u32 = 1000;
+
+/// Where the marks stand in the bucket.
+const COUNTERS: &str = "increment";
 
 /// An increment key as the registry has it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -72,6 +76,16 @@ impl Ids {
         }
     }
 
+    /// Puts every key whose counter is lost back to its base. Ids repeat; somebody has said that this is meant.
+    pub async fn begin_again(&self) -> Result<()> {
+        for (key, record) in self.registry.increments.all() {
+            let base = record.base;
+            let begin = move |state: &mut Option<Mark>| Ok(state.get_or_insert(Mark { mark: base }).mark);
+            self.cells.change(&format!("{COUNTERS}.{key}"), begin).await?;
+        }
+        Ok(())
+    }
+
     /// Gives back what was reserved and not used. Call it when no request is under way any more.
     pub async fn stop(&self) {
         let counters: Vec<_> = self
@@ -103,14 +117,14 @@ impl Ids {
 }
 
 fn counter_key(key: &Name) -> String {
-    format!("increment.{key}")
+    format!("{COUNTERS}.{key}")
 }
 
 impl Handle<Increment> for Ids {
     async fn handle(&self, call: Call<Increment>) -> Result<ids::Ids> {
         self.registry.ready()?;
         let key = &call.target;
-        let Some(record) = self.registry.increments.get(key.as_str()) else {
+        let Some(record) = self.registry.find(&self.registry.increments, key).await? else {
             return Err(Error::new(Code::NotFound, format!("key not found: {key}")));
         };
         let count = call.request.size.unwrap_or(1);
@@ -123,7 +137,7 @@ impl Handle<Increment> for Ids {
         let id = match &call.context.idempotency_key {
             None => take().await?,
             Some(name) => {
-                let once = Once::new(&Increment::INFO, key, name, &call.request, self.idempotency_window)?;
+                let once = Once::new(&Increment::INFO, key, name, &count, self.idempotency_window)?;
                 match once.find(self.cells.bucket()).await? {
                     Some(given) => given,
                     None => once.settle(self.cells.bucket(), take().await?).await?,
@@ -141,10 +155,12 @@ impl Handle<SetIncrement> for Ids {
         if base < 0 {
             return Err(Error::field("base", format!("must not be negative, is {base}")));
         }
-        let known = self.registry.increments.get_revision(key.as_str());
-        let unchanged = known.as_ref().is_some_and(|(record, _)| record.base == base);
+        let known = self.registry.find::<IncrementRecord>(&self.registry.increments, &key).await?;
+        let revision = self.registry.increments.revision(key.as_str());
+        let (exists, unchanged) = (known.is_some(), known.as_ref().is_some_and(|record| record.base == base));
         // First the mark, then the record: after a crash between the two, the same call again completes it.
         let jump = move |state: &mut Option<Mark>| match state {
+            None if exists => Err(lost()),
             None => Ok(state.insert(Mark { mark: base }).mark),
             Some(mark) if base > mark.mark => {
                 mark.mark = base;
@@ -158,7 +174,7 @@ impl Handle<SetIncrement> for Ids {
         };
         let current = self.cells.change(&counter_key(&key), jump).await?.answer;
         let now = self.clock.now();
-        let (created_at, revision) = known.map_or((now, 0), |(record, revision)| (record.created_at, revision));
+        let created_at = known.map_or(now, |record| record.created_at);
         let record = IncrementRecord { base, created_at, updated_at: now };
         self.registry.store(&key, &record, revision).await?;
         Ok(IncrementConfig { key, base, current, created_at, updated_at: now })

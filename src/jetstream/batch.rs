@@ -1,10 +1,11 @@
 //! Atomic batches (ADR-50): several messages of one stream, stored all or none, with one sync. The client library has
 //! no publisher for them yet.
 
-use async_nats::{Client, HeaderMap, Request, header};
+use async_nats::{Client, HeaderMap, header};
 use bytes::Bytes;
+use tokio::time::timeout;
 
-use super::publish::{ATTEMPT, Ack, PublishError, acknowledged};
+use super::publish::{ATTEMPT, Ack, PublishError, acknowledged, ask};
 
 /// One message of a batch.
 #[derive(Debug, Clone)]
@@ -20,38 +21,36 @@ pub struct Message {
 /// # Panics
 /// On an empty batch, or one with more than the server's 1,000 messages.
 pub async fn publish_batch(client: &Client, messages: &[Message]) -> Result<Ack, PublishError> {
-    assert!((1..=1000).contains(&messages.len()), "a batch has 1 to 1,000 messages, not {}", messages.len());
+    assert!(messages.len() <= 1000, "a batch has at most 1,000 messages, not {}", messages.len());
+    let (last, before) = messages.split_last().expect("a batch has at least one message");
     let id = uuid::Uuid::new_v4().simple().to_string();
-    let last = messages.len() - 1;
-    for (index, message) in messages.iter().enumerate() {
+    let headers = |message: &Message, sequence: usize| {
         let mut headers = message.headers.clone();
         headers.insert(header::NATS_BATCH_ID, id.as_str());
-        headers.insert(header::NATS_BATCH_SEQUENCE, (index + 1).to_string());
-        if index == last {
-            headers.insert(header::NATS_BATCH_COMMIT, "1");
-            let request = Request::new().headers(headers).payload(message.payload.clone()).timeout(Some(ATTEMPT));
-            return acknowledged(client.send_request(message.subject.clone(), request).await);
-        }
+        headers.insert(header::NATS_BATCH_SEQUENCE, sequence.to_string());
+        headers
+    };
+    for (index, message) in before.iter().enumerate() {
+        let (subject, payload) = (message.subject.clone(), message.payload.clone());
+        let headers = headers(message, index + 1);
+        // Nothing is stored before the commit, so whatever goes wrong up to it, nothing is.
         if index == 0 {
             // The first one is a request: its empty answer says that the server has opened the batch.
-            let request = Request::new().headers(headers).payload(message.payload.clone()).timeout(Some(ATTEMPT));
-            let answer = client.send_request(message.subject.clone(), request).await;
-            match answer {
-                Ok(opened) if opened.payload.is_empty() => {}
-                // Nothing is stored before the commit, so whatever went wrong here, nothing is.
-                other => {
-                    return Err(match acknowledged(other) {
-                        Err(error @ PublishError::Refused { .. }) => error,
-                        _ => PublishError::NotStored,
-                    });
-                }
+            let opened = ask(client, subject, headers, payload).await.map_err(|error| match error {
+                PublishError::Unknown(_) => PublishError::NotStored,
+                error => error,
+            })?;
+            if !opened.payload.is_empty() {
+                return Err(acknowledged(&opened).err().unwrap_or(PublishError::NotStored));
             }
         } else {
-            client
-                .publish_with_headers(message.subject.clone(), headers, message.payload.clone())
-                .await
-                .map_err(|_| PublishError::NotStored)?;
+            let sent = timeout(ATTEMPT, client.publish_with_headers(subject, headers, payload)).await;
+            if !matches!(sent, Ok(Ok(()))) {
+                return Err(PublishError::NotStored);
+            }
         }
     }
-    unreachable!("the loop returns with the last message")
+    let mut headers = headers(last, messages.len());
+    headers.insert(header::NATS_BATCH_COMMIT, "1");
+    acknowledged(&ask(client, last.subject.clone(), headers, last.payload.clone()).await?)
 }

@@ -1,13 +1,15 @@
 //! JetStream: connecting, the streams and buckets that we declare, publishing that knows what happened to it.
 
 mod batch;
+mod bucket;
 mod connect;
 mod identity;
 mod publish;
 mod streams;
 
 pub use batch::{Message, publish_batch};
+pub use bucket::{Bucket, Entry, Write};
 pub use connect::{ConnectError, MINIMUM_SERVER, connect, connect_to, connect_with, require_version};
-pub use identity::refuse_or_remember;
-pub use publish::{Ack, CasError, PublishError, compare_and_set, publish};
+pub use identity::apply_guarded;
+pub use publish::{Ack, CasError, PublishError, publish};
 pub use streams::{ApplyError, Change, Declaration, Drift, apply, declarations, diff};

@@ -10,7 +10,7 @@ use async_nats::{
 };
 use bytes::Bytes;
 use serde::Deserialize;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 /// How long one attempt waits for its ack.
 pub(super) const ATTEMPT: Duration = Duration::from_secs(2);
@@ -111,24 +111,52 @@ async fn attempt(
     headers: HeaderMap,
     payload: Bytes,
 ) -> Result<Ack, PublishError> {
-    let request = Request::new().headers(headers).payload(payload).timeout(Some(ATTEMPT));
-    acknowledged(client.send_request(subject, request).await)
+    acknowledged(&ask(client, subject, headers, payload).await?)
 }
 
-/// What the answer to a publish says.
-pub(super) fn acknowledged(answer: Result<async_nats::Message, async_nats::RequestError>) -> Result<Ack, PublishError> {
-    let message = answer.map_err(|error| match error.kind() {
+/// Sends one message and waits for the stream's answer. The library's own timeout does not cover the way into its send
+/// buffer, which stands still while the connection is lost; this one does.
+pub(super) async fn ask(
+    client: &Client,
+    subject: impl ToSubject,
+    headers: HeaderMap,
+    payload: Bytes,
+) -> Result<async_nats::Message, PublishError> {
+    let request = Request::new().headers(headers).payload(payload).timeout(None);
+    let Ok(answer) = timeout(ATTEMPT, client.send_request(subject, request)).await else {
+        return Err(PublishError::Unknown(format!("none within {ATTEMPT:?}")));
+    };
+    answer.map_err(|error| match error.kind() {
         RequestErrorKind::NoResponders => PublishError::NotStored,
         RequestErrorKind::InvalidSubject | RequestErrorKind::MaxPayloadExceeded => {
             PublishError::Refused { code: 0, description: error.to_string() }
         }
         RequestErrorKind::TimedOut | RequestErrorKind::Other => PublishError::Unknown(error.to_string()),
-    })?;
+    })
+}
+
+/// What the stream's answer says.
+pub(super) fn acknowledged(message: &async_nats::Message) -> Result<Ack, PublishError> {
     match serde_json::from_slice(&message.payload) {
         Ok(Response::Ok(ack)) => Ok(ack),
         Ok(Response::Err { error }) => {
             Err(PublishError::Refused { code: error.error_code().0, description: error.to_string() })
         }
         Err(error) => Err(PublishError::Unknown(format!("the answer is no acknowledgement: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_conflict_codes_are_conflicts_and_nothing_else_is() {
+        let refused = |code| CasError::from(PublishError::Refused { code, description: String::new() });
+        assert!(matches!(refused(10071), CasError::Conflict));
+        assert!(matches!(refused(10164), CasError::Conflict));
+        assert!(matches!(refused(10077), CasError::NotStored(_)));
+        assert!(matches!(PublishError::NotStored.into(), CasError::NotStored(_)));
+        assert!(matches!(PublishError::Unknown(String::new()).into(), CasError::Unknown(_)));
     }
 }

@@ -127,7 +127,14 @@ pub async fn apply(jetstream: &Context, declaration: &Declaration) -> Result<Dri
 #[derive(Debug, Deserialize)]
 pub(super) struct Live {
     pub(super) created: String,
+    pub(super) state: LiveState,
     config: Map<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct LiveState {
+    #[serde(rename = "last_seq")]
+    pub(super) last_sequence: i64,
 }
 
 pub(super) async fn live(jetstream: &Context, name: &str) -> Result<Option<Live>, ApplyError> {

@@ -15,6 +15,7 @@ use async_nats::{
 };
 use futures::{FutureExt, StreamExt};
 use tokio::{task::JoinSet, time::timeout};
+use tracing::Instrument;
 
 use crate::{
     api::{Context, Encoding, IdempotencyKey, Name},
@@ -129,9 +130,16 @@ async fn answer(operation: &dyn Wired, encoding: Encoding, leading: usize, reque
         idempotency_key: header(request, IdempotencyKey::HEADER).map(str::parse).transpose()?,
         trace: Trace::from_header(header(request, Trace::HEADER)),
     };
-    operation.answer(encoding, names, &request.message.payload, context).await
+    let span = match context.trace.id() {
+        Some(trace_id) => tracing::info_span!("nats", trace_id),
+        None => tracing::Span::none(),
+    };
+    operation.answer(encoding, names, &request.message.payload, context).instrument(span).await
 }
 
+/// Whatever the case: HTTP has taught people that it does not matter.
 fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
-    request.message.headers.as_ref()?.get(name).map(|value| value.as_str())
+    let headers = request.message.headers.as_ref()?;
+    let (_, values) = headers.iter().find(|(found, _)| AsRef::<str>::as_ref(*found).eq_ignore_ascii_case(name))?;
+    values.first().map(|value| value.as_str())
 }

@@ -89,11 +89,15 @@ impl Keys {
     pub async fn ensure(&self, key: &str, tenant: Name, source: Name, roles: Vec<Grant>) -> Result<()> {
         let id: Name = ApiKey::id_in(key).ok_or_else(|| Error::invalid("not an API key"))?.parse()?;
         let hash = access::hash(key);
-        let revision = match self.registry.keys.get_revision(id.as_str()) {
-            Some((known, _)) if known.hash == hash && known.tenant == tenant && known.roles == roles => return Ok(()),
-            Some((_, revision)) => revision,
-            None => 0,
-        };
+        let revision = self.registry.keys.revision(id.as_str());
+        match self.registry.keys.get(id.as_str()) {
+            Some(known) if known.hash == hash && known.tenant == tenant && known.roles == roles => return Ok(()),
+            None if revision > 0 => {
+                tracing::warn!(%id, %tenant, "an API key of this data folder was revoked and stays so");
+                return Ok(());
+            }
+            _ => {}
+        }
         let created_at = self.clock.now();
         let record = ApiKey { hash, tenant, source: Some(source), user: None, roles, created_at };
         self.registry.store(&id, &record, revision).await
@@ -137,10 +141,10 @@ impl Handle<RevokeKey> for Keys {
     async fn handle(&self, call: Call<RevokeKey>) -> Result<KeySummary> {
         self.registry.ready()?;
         let id = call.request.id;
-        let Some((key, revision)) = self.registry.keys.get_revision(id.as_str()) else {
+        let Some(key) = self.registry.keys.get(id.as_str()) else {
             return Err(Error::new(Code::NotFound, format!("no API key has the id {id}")));
         };
-        self.registry.remove::<ApiKey>(&id, revision).await?;
+        self.registry.remove::<ApiKey>(&id, self.registry.keys.revision(id.as_str())).await?;
         Ok(key.summary(&id))
     }
 }

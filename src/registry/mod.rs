@@ -9,6 +9,7 @@ mod table;
 use std::{collections::HashSet, convert::Infallible, sync::Arc, time::Duration};
 
 use async_nats::jetstream::{self, kv};
+use bytes::Bytes;
 use futures::StreamExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +20,7 @@ use crate::{
     api::Name,
     error::{Code, Error, Result},
     ids::IncrementRecord,
-    jetstream::{CasError, compare_and_set},
+    jetstream::{Bucket, CasError, Write},
 };
 
 /// Cheap to clone.
@@ -27,13 +28,9 @@ use crate::{
 pub struct Registry {
     pub keys: Table<keys::ApiKey>,
     pub increments: Table<IncrementRecord>,
+    /// The newest revision that the tables have, once they have been read.
     seen: watch::Sender<Option<u64>>,
-    connection: Arc<Connection>,
-}
-
-struct Connection {
-    jetstream: jetstream::Context,
-    bucket: String,
+    bucket: Bucket,
 }
 
 impl Registry {
@@ -43,7 +40,7 @@ impl Registry {
             keys: Table::default(),
             increments: Table::default(),
             seen: watch::Sender::new(None),
-            connection: Arc::new(Connection { jetstream, bucket: bucket(prefix) }),
+            bucket: Bucket::new(jetstream, format!("{prefix}_registry")),
         }
     }
 
@@ -62,8 +59,7 @@ impl Registry {
     }
 
     async fn watch(&self) -> Result<Infallible, async_nats::Error> {
-        let Connection { jetstream, bucket } = &*self.connection;
-        let store = jetstream.get_key_value(bucket).await?;
+        let store = self.bucket.jetstream().get_key_value(self.bucket.name()).await?;
         let empty = store.status().await?.info.state.messages == 0;
         let mut entries = store.watch_with_history(">").await?;
         if empty {
@@ -96,7 +92,8 @@ impl Registry {
     }
 
     fn apply(&self, entry: &kv::Entry) {
-        let value = matches!(entry.operation, kv::Operation::Put).then_some(&*entry.value);
+        // Operators may delete a key with the tools they have.
+        let value = if entry.operation == kv::Operation::Put { &*entry.value } else { b"null" };
         match entry.key.split_once('.') {
             Some((keys::ApiKey::TABLE, id)) => self.keys.apply(id, value, entry.revision),
             Some((IncrementRecord::TABLE, id)) => self.increments.apply(id, value, entry.revision),
@@ -118,32 +115,43 @@ impl Registry {
         let _ = self.seen.subscribe().wait_for(Option::is_some).await;
     }
 
+    /// A record from memory, or, if it is not there, as the bucket has it: another instance may have made it a moment
+    /// ago, and "not found" would be untrue.
+    pub async fn find<R: Record>(&self, table: &Table<R>, id: &Name) -> Result<Option<Arc<R>>> {
+        if let Some(record) = table.get(id.as_str()) {
+            return Ok(Some(record));
+        }
+        if let Some(entry) = self.bucket.read(&bucket_key::<R>(id)).await? {
+            self.sees(entry.revision).await?;
+        }
+        Ok(table.get(id.as_str()))
+    }
+
+    /// Waits until this instance has seen a revision.
+    async fn sees(&self, revision: u64) -> Result<()> {
+        let mut seen = self.seen.subscribe();
+        let caught_up = seen.wait_for(|seen| seen.is_some_and(|seen| seen >= revision));
+        match tokio::time::timeout(Duration::from_secs(5), caught_up).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::unavailable("this instance has not seen the newest registry yet")),
+        }
+    }
+
     /// Stores a record if nobody changed it since `revision` (0: it must be new), and returns when this instance sees it.
     pub async fn store<R: Record>(&self, id: &Name, record: &R, revision: u64) -> Result<()> {
-        let value = serde_json::to_vec(record).map_err(Error::internal)?;
-        self.write::<R>(id, revision, value.into(), None).await
+        self.write::<R>(id, Some(record), revision).await
     }
 
     /// Removes a record, and returns when this instance no longer sees it.
     pub async fn remove<R: Record>(&self, id: &Name, revision: u64) -> Result<()> {
-        self.write::<R>(id, revision, Default::default(), Some("DEL")).await
+        self.write::<R>(id, None, revision).await
     }
 
-    async fn write<R: Record>(
-        &self,
-        id: &Name,
-        revision: u64,
-        value: bytes::Bytes,
-        operation: Option<&str>,
-    ) -> Result<()> {
-        let Connection { jetstream, bucket } = &*self.connection;
-        let subject = format!("$KV.{bucket}.{}.{id}", R::TABLE);
-        let mut headers = async_nats::HeaderMap::new();
-        if let Some(operation) = operation {
-            headers.insert("KV-Operation", operation);
-        }
-        let written = compare_and_set(&jetstream.client(), subject, headers, value, revision).await;
-        let revision = written.map_err(|error| match error {
+    /// What is removed is written over with nothing: its revision goes on, so nobody can bring back an old state.
+    async fn write<R: Record>(&self, id: &Name, record: Option<&R>, revision: u64) -> Result<()> {
+        let value = Bytes::from(serde_json::to_vec(&record).map_err(Error::internal)?);
+        let write = Write { key: bucket_key::<R>(id), value, expected: revision, ttl: None };
+        let revision = self.bucket.write(&[write]).await.map_err(|error| match error {
             CasError::Conflict => Error::new(
                 Code::Conflict,
                 format!("{id} was changed by somebody else at the same moment; look again and repeat"),
@@ -152,16 +160,10 @@ impl Registry {
                 Error::unavailable("the registry could not be written").source(source)
             }
         })?;
-        let mut seen = self.seen.subscribe();
-        let caught_up = seen.wait_for(|seen| seen.is_some_and(|seen| seen >= revision));
-        match tokio::time::timeout(Duration::from_secs(5), caught_up).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(Error::unavailable("stored, but this instance has not seen it yet")),
-        }
+        self.sees(revision).await
     }
 }
 
-/// The bucket's name under a prefix.
-pub fn bucket(prefix: &Name) -> String {
-    format!("{prefix}_registry")
+fn bucket_key<R: Record>(id: &Name) -> String {
+    format!("{}.{id}", R::TABLE)
 }

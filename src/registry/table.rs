@@ -16,22 +16,23 @@ pub trait Record: Serialize + DeserializeOwned + Send + Sync + 'static {
 pub struct Table<R>(Arc<RwLock<BTreeMap<String, Row<R>>>>);
 
 struct Row<R> {
-    record: Arc<R>,
+    /// None where a record was removed, or is broken: the revision is still needed to write over it.
+    record: Option<Arc<R>>,
     revision: u64,
 }
 
 impl<R: Record> Table<R> {
     pub fn get(&self, id: &str) -> Option<Arc<R>> {
-        self.read().get(id).map(|row| row.record.clone())
+        self.read().get(id)?.record.clone()
     }
 
-    /// The record and the revision to change it at.
-    pub fn get_revision(&self, id: &str) -> Option<(Arc<R>, u64)> {
-        self.read().get(id).map(|row| (row.record.clone(), row.revision))
+    /// The revision to change a record at; 0 if there never was one.
+    pub fn revision(&self, id: &str) -> u64 {
+        self.read().get(id).map_or(0, |row| row.revision)
     }
 
     pub fn all(&self) -> Vec<(String, Arc<R>)> {
-        self.read().iter().map(|(id, row)| (id.clone(), row.record.clone())).collect()
+        self.read().iter().filter_map(|(id, row)| Some((id.clone(), row.record.clone()?))).collect()
     }
 
     /// Keeps the rows whose keys in the bucket are present.
@@ -40,19 +41,13 @@ impl<R: Record> Table<R> {
     }
 
     /// Takes over what the bucket says. A broken record harms itself only: it is as good as absent, and logged.
-    pub(super) fn apply(&self, id: &str, value: Option<&[u8]>, revision: u64) {
-        let record = value.and_then(|value| match serde_json::from_slice::<R>(value) {
-            Ok(record) => Some(Arc::new(record)),
-            Err(error) => {
-                tracing::error!(table = R::TABLE, id, %error, "a broken record in the registry is passed over");
-                None
-            }
+    pub(super) fn apply(&self, id: &str, value: &[u8], revision: u64) {
+        let record = serde_json::from_slice::<Option<R>>(value).unwrap_or_else(|error| {
+            tracing::error!(table = R::TABLE, id, %error, "a broken record in the registry is passed over");
+            None
         });
-        let mut rows = self.write();
-        match record {
-            Some(record) => drop(rows.insert(id.to_owned(), Row { record, revision })),
-            None => drop(rows.remove(id)),
-        }
+        let record = record.map(Arc::new);
+        self.write().insert(id.to_owned(), Row { record, revision });
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Row<R>>> {

@@ -9,22 +9,23 @@
 //! applied anew: numbers are lost that way, but none is given twice.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures::future::join_all;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, timeout},
 };
 
-use super::{Bucket, Once, Write};
+use super::{Once, once};
 use crate::{
     error::{Code, Error, Result},
-    jetstream::CasError,
+    jetstream::{Bucket, CasError, Write},
 };
 
 /// Changes that share one write: one less than an atomic batch may have messages, for the counter itself.
@@ -109,7 +110,8 @@ impl<S: State> Cells<S> {
     }
 
     /// Puts a key from a known revision and state to another state, in one attempt that is never repeated. Whether it
-    /// happened stays open: for what is nice to have, such as giving back a range.
+    /// happened stays open: for what is nice to have, such as giving back a range. The state is compared as well because
+    /// other changes may have been committed under the same revision.
     pub async fn try_replace(&self, key: &str, revision: u64, from: &S, to: &S) -> Result<()> {
         match read::<S>(&self.bucket, key).await? {
             Some((_, state, found)) if found == revision && state == *from => {}
@@ -160,11 +162,11 @@ struct Cell<S> {
 
 impl<S: State> Cell<S> {
     async fn run(mut self, mut waiting: mpsc::Receiver<Box<dyn Change<S>>>, tasks: Tasks<S>) {
-        let mut group = Vec::new();
+        let mut changes = Vec::new();
         loop {
-            match timeout(IDLE, waiting.recv_many(&mut group, GROUP)).await {
+            match timeout(IDLE, waiting.recv_many(&mut changes, GROUP)).await {
                 Ok(0) => return,
-                Ok(_) => self.commit(&mut group).await,
+                Ok(_) => self.commit(Group::new(std::mem::take(&mut changes))).await,
                 Err(_) => {
                     // What was sent before the close is still received, and answered in the next rounds.
                     waiting.close();
@@ -179,40 +181,24 @@ impl<S: State> Cell<S> {
     }
 
     /// Commits the group, however many rounds it takes, and answers everyone in it.
-    async fn commit(&mut self, group: &mut Vec<Box<dyn Change<S>>>) {
+    async fn commit(&mut self, mut group: Group<S>) {
         let began = Instant::now();
-        metrics::histogram!("tidemark_watermark_group_size").record(group.len() as f64);
-        while !group.is_empty() {
-            let twins = split_off_twins(group);
-            self.commit_distinct(group).await;
-            // By now the first of each pair is recorded, or has failed and leaves it to the next.
-            for twin in twins {
-                group.extend(still_open(&self.bucket, twin).await);
+        let deadline = began + self.deadline;
+        metrics::histogram!("tidemark_watermark_group_size").record(group.changes.len() as f64);
+        let mut conflicts = 0;
+        while !group.changes.is_empty() {
+            if let Err(error) = self.round(&mut group, deadline, &mut conflicts).await {
+                self.known = None;
+                error.log("watermark.commit");
+                metrics::counter!("tidemark_watermark_failures_total").increment(group.changes.len() as u64);
+                group.fail_all(&error);
             }
         }
         metrics::histogram!("tidemark_watermark_commit_seconds").record(began.elapsed().as_secs_f64());
     }
 
-    async fn commit_distinct(&mut self, group: &mut Vec<Box<dyn Change<S>>>) {
-        let deadline = Instant::now() + self.deadline;
-        let mut conflicts = 0;
-        while !group.is_empty() {
-            if let Err(error) = self.round(group, deadline, &mut conflicts).await {
-                self.known = None;
-                error.log("watermark.commit");
-                metrics::counter!("tidemark_watermark_failures_total").increment(group.len() as u64);
-                group.drain(..).for_each(|change| change.fail(error.share()));
-            }
-        }
-    }
-
     /// One attempt. Empties the group when it is decided; leaves it for another round after a conflict.
-    async fn round(
-        &mut self,
-        group: &mut Vec<Box<dyn Change<S>>>,
-        deadline: Instant,
-        conflicts: &mut u32,
-    ) -> Result<()> {
+    async fn round(&mut self, group: &mut Group<S>, deadline: Instant, conflicts: &mut u32) -> Result<()> {
         let (before, revision, fresh) = match self.known.take() {
             Some((state, revision)) => (state, revision, false),
             None => {
@@ -222,42 +208,36 @@ impl<S: State> Cell<S> {
         };
         let mut after = before.clone();
         let mut writes = Vec::new();
-        for change in group.iter_mut() {
+        for change in &mut group.changes {
             change.apply(&mut after);
             writes.extend(change.record()?);
         }
         if after == before && writes.is_empty() {
             if fresh {
                 self.known = Some((before, revision));
-                group.drain(..).for_each(|change| change.succeed(revision));
+                group.succeed_all(revision);
             }
             // Else what we knew may be old, and "nothing to change" untrue: read, and apply again.
             return Ok(());
         }
         let Some(state) = &after else {
-            return Err(Error::internal("a change removed the state of a key"));
+            return Err(Error::internal("a change answered without leaving a state"));
         };
         let (nonce, value) = encode(state)?;
         // The counter comes last: the ack's sequence is its revision.
         writes.push(Write { key: self.key.clone(), value, expected: revision, ttl: None });
         if let Some(revision) = self.write_until(&writes, &nonce, deadline).await? {
             self.known = Some((after, revision));
-            group.drain(..).for_each(|change| change.succeed(revision));
+            group.succeed_all(revision);
             return Ok(());
         }
         metrics::counter!("tidemark_watermark_conflicts_total").increment(1);
         if Instant::now() >= deadline {
             return Err(Error::unavailable("too many instances change this key at once; ask again"));
         }
-        // Either the counter moved, or a record exists by now. The latter are answered and leave the group.
+        // Either the counter moved, or a record exists by now. Those that have one leave the group with it.
         if writes.len() > 1 {
-            let (recorded, plain) = std::mem::take(group).into_iter().partition(|change| change.once().is_some());
-            *group = plain;
-            for change in recorded {
-                if let Some(change) = still_open(&self.bucket, change).await {
-                    group.push(change);
-                }
-            }
+            group.answer_recorded(&self.bucket).await;
         }
         *conflicts += 1;
         let ceiling = (1 << (*conflicts).min(6)) as f64;
@@ -270,7 +250,10 @@ impl<S: State> Cell<S> {
             match read(&self.bucket, &self.key).await {
                 Ok(Some((_, state, revision))) => return Ok((Some(state), revision)),
                 Ok(None) => return Ok((None, 0)),
-                Err(error) if pause_before(deadline).await => error.log("watermark.read"),
+                // A broken counter does not mend by itself; a server that is away may come back.
+                Err(error) if error.code == Code::Unavailable && pause_before(deadline).await => {
+                    error.log("watermark.read");
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -282,10 +265,15 @@ impl<S: State> Cell<S> {
         loop {
             let source = match self.bucket.write(writes).await {
                 Ok(revision) => return Ok(Some(revision)),
-                Err(CasError::Conflict) if in_doubt => {
-                    let stored = read::<S>(&self.bucket, &self.key).await?;
-                    return Ok(stored.and_then(|(found, _, revision)| (found == nonce).then_some(revision)));
-                }
+                Err(CasError::Conflict) if in_doubt => match read::<S>(&self.bucket, &self.key).await {
+                    Ok(Some((found, _, revision))) if found == nonce => return Ok(Some(revision)),
+                    Ok(_) => return Ok(None),
+                    Err(error) if pause_before(deadline).await => {
+                        error.log("watermark.read");
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                },
                 Err(CasError::Conflict) => return Ok(None),
                 Err(CasError::NotStored(error)) => error,
                 Err(CasError::Unknown(error)) => {
@@ -323,8 +311,83 @@ fn encode<S: Serialize>(state: &S) -> Result<(String, Bytes)> {
     Ok((nonce, value.into()))
 }
 
+/// The task ended without an answer: the runtime stops, or a change panicked.
 fn stopped() -> Error {
-    Error::unavailable("the process is stopping")
+    Error::unavailable("the change was not answered; it may have happened")
+}
+
+/// Changes that are committed together.
+struct Group<S> {
+    changes: Vec<Box<dyn Change<S>>>,
+    /// Idempotent changes whose twin is among the changes, by the key of their record. A batch may create a record only
+    /// once, and they get the same answer.
+    twins: HashMap<String, Vec<Box<dyn Change<S>>>>,
+}
+
+impl<S> Group<S> {
+    fn new(waiting: Vec<Box<dyn Change<S>>>) -> Self {
+        let mut group = Self { changes: Vec::with_capacity(waiting.len()), twins: HashMap::new() };
+        let mut first: HashMap<String, Once> = HashMap::new();
+        for change in waiting {
+            let Some(once) = change.once() else {
+                group.changes.push(change);
+                continue;
+            };
+            match first.get(once.key()) {
+                None => {
+                    first.insert(once.key().to_owned(), once.clone());
+                    group.changes.push(change);
+                }
+                Some(twin) if once.asks_the_same(twin) => {
+                    group.twins.entry(once.key().to_owned()).or_default().push(change);
+                }
+                Some(_) => change.fail(once::other_parameters()),
+            }
+        }
+        group
+    }
+
+    fn succeed_all(&mut self, revision: u64) {
+        for change in std::mem::take(&mut self.changes) {
+            for twin in self.twins_of(&*change) {
+                match (change.refusal(), change.record()) {
+                    (None, Ok(Some(record))) => twin.repeat(&record.value),
+                    (Some(error), _) | (None, Err(error)) => twin.fail(error),
+                    (None, Ok(None)) => twin.fail(stopped()),
+                }
+            }
+            change.succeed(revision);
+        }
+    }
+
+    fn fail_all(&mut self, error: &Error) {
+        let twins = self.twins.drain().flat_map(|(_, twins)| twins);
+        self.changes.drain(..).chain(twins).for_each(|change| change.fail(error.share()));
+    }
+
+    /// Answers the idempotent changes that somebody else has answered already.
+    async fn answer_recorded(&mut self, bucket: &Bucket) {
+        let keys = self.changes.iter().filter_map(|change| Some(change.once()?.key().to_owned()));
+        let read = async |key: String| {
+            let record = bucket.read(&key).await;
+            (key, record)
+        };
+        let mut records: HashMap<_, _> = join_all(keys.map(read)).await.into_iter().collect();
+        for change in std::mem::take(&mut self.changes) {
+            match change.once().and_then(|once| records.remove(once.key())) {
+                Some(Ok(Some(record))) => {
+                    self.twins_of(&*change).into_iter().for_each(|twin| twin.repeat(&record.value));
+                    change.repeat(&record.value);
+                }
+                // None yet, or not known: the next round will tell.
+                _ => self.changes.push(change),
+            }
+        }
+    }
+
+    fn twins_of(&mut self, change: &dyn Change<S>) -> Vec<Box<dyn Change<S>>> {
+        change.once().and_then(|once| self.twins.remove(once.key())).unwrap_or_default()
+    }
 }
 
 /// A change that waits, with its caller.
@@ -334,6 +397,8 @@ trait Change<S>: Send {
     fn once(&self) -> Option<&Once>;
     /// The record of the answer just computed.
     fn record(&self) -> Result<Option<Write>>;
+    /// The error just computed.
+    fn refusal(&self) -> Option<Error>;
     fn succeed(self: Box<Self>, revision: u64);
     fn fail(self: Box<Self>, error: Error);
     /// Answers with what a record says.
@@ -359,6 +424,10 @@ impl<S, A: Send, F: FnMut(&mut Option<S>) -> Result<A> + Send> Change<S> for Pla
         Ok(None)
     }
 
+    fn refusal(&self) -> Option<Error> {
+        self.answer.as_ref()?.as_ref().err().map(Error::share)
+    }
+
     fn succeed(self: Box<Self>, revision: u64) {
         let answer = self.answer.unwrap_or_else(|| Err(stopped()));
         // A caller that went away wants no answer.
@@ -369,7 +438,9 @@ impl<S, A: Send, F: FnMut(&mut Option<S>) -> Result<A> + Send> Change<S> for Pla
         let _ = self.reply.send(Err(error));
     }
 
-    fn repeat(self: Box<Self>, _: &[u8]) {}
+    fn repeat(self: Box<Self>, _: &[u8]) {
+        unreachable!("only what has a record is answered from one");
+    }
 }
 
 struct Recorded<A, F> {
@@ -397,6 +468,10 @@ where
         }
     }
 
+    fn refusal(&self) -> Option<Error> {
+        Change::<S>::refusal(&self.plain)
+    }
+
     fn succeed(self: Box<Self>, revision: u64) {
         Change::<S>::succeed(Box::new(self.plain), revision);
     }
@@ -409,28 +484,4 @@ where
         let answer = self.once.read(record);
         let _ = self.plain.reply.send(answer.map(|answer| Committed { answer, revision: 0 }));
     }
-}
-
-/// Answers an idempotent change whose record exists by now; gives back one that is still open.
-async fn still_open<S>(bucket: &Bucket, change: Box<dyn Change<S>>) -> Option<Box<dyn Change<S>>> {
-    let once = change.once()?;
-    match bucket.read(once.key()).await {
-        Ok(Some(entry)) => {
-            change.repeat(&entry.value);
-            None
-        }
-        Ok(None) => Some(change),
-        Err(error) => {
-            change.fail(error);
-            None
-        }
-    }
-}
-
-/// Takes out every idempotent change whose twin stands before it in the group: a batch may create a record only once.
-fn split_off_twins<S>(group: &mut Vec<Box<dyn Change<S>>>) -> Vec<Box<dyn Change<S>>> {
-    let mut records = HashSet::new();
-    let is_twin =
-        |change: &mut Box<dyn Change<S>>| change.once().is_some_and(|once| !records.insert(once.key().to_owned()));
-    group.extract_if(.., is_twin).collect()
 }

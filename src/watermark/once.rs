@@ -9,12 +9,16 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
-use super::{Bucket, Write};
+use tokio::time::Instant;
+
 use crate::{
     api::{IdempotencyKey, Info, Name},
     error::{Code, Error, Result},
-    jetstream::CasError,
+    jetstream::{Bucket, Write},
 };
+
+/// How long an answer is offered for recording: a change of the leader takes that long.
+const SETTLE: Duration = Duration::from_secs(5);
 
 /// One request that may be repeated: where its record stands, and what was asked.
 #[derive(Debug, Clone)]
@@ -58,6 +62,11 @@ impl Once {
         &self.key
     }
 
+    /// Whether two requests under the same key ask the same.
+    pub(super) fn asks_the_same(&self, other: &Self) -> bool {
+        self.asked == other.asked
+    }
+
     /// The answer that was given before, if there was one. Another request under the same key is a conflict.
     pub async fn find<A: DeserializeOwned>(&self, bucket: &Bucket) -> Result<Option<A>> {
         let Some(entry) = bucket.read(&self.key).await? else { return Ok(None) };
@@ -67,8 +76,7 @@ impl Once {
     pub(super) fn read<A: DeserializeOwned>(&self, record: &[u8]) -> Result<A> {
         let record: Record<serde_json::Value> = serde_json::from_slice(record).map_err(Error::internal)?;
         if record.asked != self.asked {
-            let problem = "this key was used for a request with other parameters";
-            return Err(Error::field_as(Code::Conflict, IdempotencyKey::HEADER, problem));
+            return Err(other_parameters());
         }
         serde_json::from_value(record.answer).map_err(Error::internal)
     }
@@ -80,23 +88,32 @@ impl Once {
         Ok(Write { key: self.key.clone(), value, expected: 0, ttl: Some(self.window) })
     }
 
-    /// Creates the record of an answer that is ours to give, or returns the one that was given first.
+    /// Creates the record of an answer that is ours to give, or returns the one that was given first. Whoever wrote the
+    /// record, it decides; until there is one, the same record is offered again.
     pub async fn settle<A: Serialize + DeserializeOwned>(&self, bucket: &Bucket, answer: A) -> Result<A> {
         let record = self.record(&answer)?;
-        match bucket.write(&[record]).await {
-            Ok(_) => Ok(answer),
-            // Somebody was first, or an earlier attempt of ours. The record decides, whoever wrote it.
-            Err(CasError::Conflict) => self.find(bucket).await?.ok_or_else(|| undecided("the record is gone")),
-            Err(CasError::Unknown(source)) => match self.find(bucket).await? {
-                Some(answer) => Ok(answer),
-                None => Err(undecided("the record is not there yet").source(source)),
-            },
-            Err(CasError::NotStored(source)) => Err(undecided("the record was not stored").source(source)),
+        let deadline = Instant::now() + SETTLE;
+        loop {
+            let source = match bucket.write(std::slice::from_ref(&record)).await {
+                Ok(_) => return Ok(answer),
+                Err(error) => error,
+            };
+            match self.find(bucket).await {
+                Ok(Some(given)) => return Ok(given),
+                Err(error) if error.code != Code::Unavailable => return Err(error),
+                _ if Instant::now() >= deadline => return Err(undecided().source(source)),
+                _ => tokio::time::sleep(Duration::from_millis(rand::random_range(10..50))).await,
+            }
         }
     }
 }
 
 /// Whoever asks again with the same key gets the truth.
-fn undecided(why: &str) -> Error {
-    Error::unavailable(format!("the answer could not be recorded ({why}); ask again with the same Idempotency-Key"))
+fn undecided() -> Error {
+    Error::unavailable("the answer could not be recorded; ask again with the same Idempotency-Key")
+}
+
+pub(super) fn other_parameters() -> Error {
+    let problem = "this key was used for a request with other parameters";
+    Error::field_as(Code::Conflict, IdempotencyKey::HEADER, problem)
 }

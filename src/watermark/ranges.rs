@@ -65,6 +65,8 @@ struct State {
     stopped: bool,
     size: u64,
     last_refill: Option<Instant>,
+    /// Nothing up to this is given any more, also of reservations that are still under way.
+    floor: i64,
     /// The mark that our newest reservation set, and its revision: what may be given back.
     newest: Option<(i64, u64)>,
 }
@@ -79,6 +81,10 @@ struct Range {
 impl Range {
     fn left(self) -> u64 {
         self.end.abs_diff(self.used)
+    }
+
+    fn skip_to(&mut self, floor: i64) {
+        self.used = self.used.max(floor.min(self.end));
     }
 }
 
@@ -97,6 +103,7 @@ impl Ranges {
             stopped: false,
             size: settings.default_size,
             last_refill: None,
+            floor: i64::MIN,
             newest: None,
         };
         Arc::new(Self { cells, key, settings, state: Mutex::new(state) })
@@ -128,9 +135,9 @@ impl Ranges {
     /// Forgets reserved numbers up to the mark, which has jumped.
     pub fn skip_to(&self, mark: i64) {
         let mut state = self.lock();
-        for range in &mut state.at_hand {
-            range.used = range.used.max(mark.min(range.end));
-        }
+        state.floor = state.floor.max(mark);
+        let floor = state.floor;
+        state.at_hand.iter_mut().for_each(|range| range.skip_to(floor));
         state.at_hand.retain(|range| range.left() > 0);
     }
 
@@ -199,6 +206,8 @@ impl Ranges {
                     return;
                 }
             };
+            // Whoever has left wants no numbers any more.
+            state.waiting.retain(|waiter| !waiter.reply.is_closed());
             while let Some(waiter) = state.waiting.pop_front() {
                 match state.draw(waiter.steps) {
                     Some(numbers) => drop(waiter.reply.send(Ok(numbers))),
@@ -222,7 +231,7 @@ impl Ranges {
         let began = Instant::now();
         let wanted = i64::try_from(wanted).unwrap_or(i64::MAX);
         let change = move |state: &mut Option<Mark>| {
-            let mark = state.as_mut().ok_or_else(|| Error::internal("a range is asked of a key without a mark"))?;
+            let mark = state.as_mut().ok_or_else(lost)?;
             let range = Range { used: mark.mark, end: mark.mark.saturating_add(wanted) };
             mark.mark = range.end;
             Ok((range, range.end == i64::MAX))
@@ -238,7 +247,8 @@ impl State {
         self.at_hand.iter().map(|range| range.left()).sum()
     }
 
-    fn add(&mut self, range: Range) {
+    fn add(&mut self, mut range: Range) {
+        range.skip_to(self.floor);
         match self.at_hand.back_mut() {
             Some(last) if last.end == range.used => last.end = range.end,
             _ if range.left() > 0 => self.at_hand.push_back(range),
@@ -284,12 +294,18 @@ impl State {
         if let Some(last) = self.last_refill.replace(now) {
             let lasted = now - last;
             if lasted < BUSY {
-                self.size = (self.size * 2).min(settings.max_size);
+                self.size = self.size.saturating_mul(2).min(settings.max_size);
             } else if lasted > QUIET {
                 self.size = (self.size / 2).max(settings.default_size);
             }
         }
     }
+}
+
+/// The key is configured, but its mark is gone: going on from anywhere could give numbers again.
+pub fn lost() -> Error {
+    let message = "the counter of this key is lost; restore it, or start once with --fresh if repeating ids is meant";
+    Error::new(Code::Internal, message)
 }
 
 fn exhausted() -> Error {
@@ -314,6 +330,7 @@ mod tests {
             stopped: false,
             size: 10,
             last_refill: None,
+            floor: i64::MIN,
             newest: None,
         };
         ranges.iter().for_each(|&(used, end)| state.add(Range { used, end }));
@@ -333,6 +350,17 @@ mod tests {
     fn neighbours_are_joined_so_that_steps_cross_them() {
         let mut state = state(&[(0, 3), (3, 9)]);
         assert_eq!(state.draw(Steps { count: 2, step: 4 }).unwrap(), [4, 8]);
+    }
+
+    #[test]
+    fn nothing_is_given_below_a_jump_even_if_it_was_reserved_before() {
+        let mut state = state(&[(0, 3), (10, 20)]);
+        state.floor = 15;
+        state.at_hand.iter_mut().for_each(|range| range.skip_to(15));
+        state.at_hand.retain(|range| range.left() > 0);
+        state.add(Range { used: 12, end: 14 });
+        state.add(Range { used: 30, end: 40 });
+        assert_eq!(state.draw(Steps { count: 6, step: 1 }).unwrap(), [16, 17, 18, 19, 20, 31]);
     }
 
     #[test]

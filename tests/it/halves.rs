@@ -26,7 +26,9 @@ async fn the_bridge_reaches_a_service_in_another_process() {
     assert_eq!(once.get("/v1/id/increment?key=orders&size=9").await.status, 409);
 
     // The trace goes along.
-    let mut spy = deployment.nats().await.subscribe("tm.id.increment.*").await.unwrap();
+    let nats = deployment.nats().await;
+    let mut spy = nats.subscribe("tm.id.increment.*").await.unwrap();
+    nats.request("$SRV.PING.tm-id", "".into()).await.expect("by now the server knows our subscription");
     let trace = "0af7651916cd43dd8448eb211c80319c";
     caller
         .clone()

@@ -159,6 +159,10 @@ async fn an_idempotency_key_gets_the_same_ids_again() {
     let answers: BTreeSet<Vec<i64>> = answers.into_iter().map(|answer| answer.unwrap().id).collect();
     assert_eq!(answers.len(), 1, "{answers:?}");
 
+    let unreadable = b"caf\xe9".as_slice();
+    let refused =
+        server.http().key(API_KEY).header_bytes("idempotency-key", unreadable).get("/v1/id/increment?key=a").await;
+    assert!(refused.status == 400 && refused.text.contains("Idempotency-Key"), "{}", refused.text);
     let too_long = "x".repeat(256);
     let refused = server.http().key(API_KEY).header("idempotency-key", &too_long).get("/v1/id/increment?key=a").await;
     assert!(refused.status == 400 && refused.text.contains("Idempotency-Key"), "{}", refused.text);

@@ -56,9 +56,20 @@ async fn a_bucket_that_vanished_or_was_remade_is_refused() {
 
     let mut meant = deployment.spawn(&["--fresh"]);
     meant.is_ready().await;
+    let caller = meant.http().await.key(API_KEY);
+    assert_eq!(caller.get("/v1/id/increment?key=k").await.json()["data"]["id"], json!([1]), "it was said to be meant");
     meant.kill();
     let mut after = deployment.spawn(&[]);
     after.is_ready().await;
+
+    // Remade under a running process: its keys are not counted from the start again, whatever is asked.
+    jetstream.delete_stream("KV_tm_counters").await.unwrap();
+    let config = jetstream::kv::Config { bucket: "tm_counters".into(), ..Default::default() };
+    jetstream.create_key_value(config).await.unwrap();
+    let http = after.http().await;
+    let again = http.clone().admin().post("/v1/config/increment", json!({"key": "k", "base": 0})).await;
+    assert_eq!(again.status, 500, "{}", again.text);
+    assert!(again.text.contains("--fresh"), "{}", again.text);
 }
 
 #[tokio::test]

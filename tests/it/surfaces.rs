@@ -7,7 +7,7 @@ use reqwest::Method;
 use serde_json::json;
 use tidemark::roles::Role;
 
-use crate::support::{API_KEY, Deployment, Running, eventually};
+use crate::support::{API_KEY, Deployment, Process, Running, eventually};
 
 #[tokio::test]
 async fn every_surface_speaks_its_own_dialect() {
@@ -91,6 +91,8 @@ async fn the_documents_and_the_metrics_are_served() {
         assert!(metrics.contains(metric), "{metric} is missing");
     }
     assert!(metrics.contains(r#"route="/v1/id/increment""#));
+    http.send(Method::from_bytes(b"WHIM").unwrap(), "/health", None).await;
+    assert!(!http.get("/metrics").await.text.contains("WHIM"), "a caller can't make new series");
 
     assert_eq!(http.get("/health").await.json(), json!({"status": "up"}));
     let ready = http.get("/ready").await;
@@ -110,11 +112,14 @@ async fn the_documents_and_the_metrics_are_served() {
 }
 
 /// A bridge whose service is the test itself: it takes requests and answers when it likes.
-async fn bridge_to_ourselves(deployment: &Deployment) -> (Running, async_nats::Client, async_nats::Subscriber) {
+async fn bridge_to_ourselves(
+    deployment: &Deployment,
+    limit: Duration,
+) -> (Running, async_nats::Client, async_nats::Subscriber) {
     let bridge = deployment
         .serve_with(|config| {
             config.roles = vec![Role::Http];
-            config.http.request_timeout = Duration::from_secs(1);
+            config.http.request_timeout = limit;
         })
         .await;
     let nats = deployment.nats().await;
@@ -126,7 +131,7 @@ async fn bridge_to_ourselves(deployment: &Deployment) -> (Running, async_nats::C
 #[tokio::test]
 async fn a_request_that_takes_too_long_is_answered_in_its_dialect() {
     let deployment = Deployment::new().await;
-    let (bridge, _nats, _requests) = bridge_to_ourselves(&deployment).await;
+    let (bridge, _nats, _requests) = bridge_to_ourselves(&deployment, Duration::from_secs(1)).await;
     let answer = bridge.http().key(API_KEY).get("/v1/id/increment?key=k").await;
     assert_eq!((answer.status, answer.json()["code"].as_i64()), (503, Some(4002)), "{}", answer.text);
     assert!(answer.json()["message"].as_str().unwrap().contains("not answered within 1s"), "{}", answer.text);
@@ -136,7 +141,7 @@ async fn a_request_that_takes_too_long_is_answered_in_its_dialect() {
 #[tokio::test]
 async fn a_stop_waits_for_the_requests_under_way() {
     let deployment = Deployment::new().await;
-    let (bridge, nats, mut requests) = bridge_to_ourselves(&deployment).await;
+    let (bridge, nats, mut requests) = bridge_to_ourselves(&deployment, Duration::from_secs(30)).await;
     let caller = bridge.http().key(API_KEY);
     let asked = tokio::spawn(async move { caller.get("/v1/id/increment?key=k").await });
     let request = requests.next().await.unwrap();
@@ -148,4 +153,17 @@ async fn a_stop_waits_for_the_requests_under_way() {
     nats.publish(request.reply.unwrap(), ids.into()).await.unwrap();
     assert_eq!(asked.await.unwrap().json()["data"]["id"], json!([7]));
     stopping.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_without_the_bridge_can_still_be_watched() {
+    let deployment = Deployment::new().await;
+    let mut environment = deployment.environment();
+    environment.insert("TIDEMARK__TELEMETRY__PORT".into(), "0".into());
+    let mut process = Process::spawn(&["serve", "--roles", "ids"], environment);
+    process.is_ready().await;
+    let http = process.http().await;
+    assert_eq!(http.get("/ready").await.status, 200);
+    assert!(http.get("/metrics").await.text.contains("tidemark_"));
+    assert_eq!(http.clone().admin().get("/v1/admin/keys").await.status, 404, "the bridge is not here");
 }

@@ -26,6 +26,19 @@ async fn a_second_up_finds_its_data_again() {
     let (code, _, err) = tidemark(&up(data.to_str().unwrap()), HashMap::new()).await;
     assert!(code == Some(1) && err.contains("is in use by another `tidemark up`"), "{err}");
 
+    // The welcome's commands can be pasted.
+    let pasted = first.process.printed_lines("  . ");
+    assert_eq!(pasted.len(), 3);
+    for line in pasted {
+        let output = tokio::process::Command::new("bash").args(["-c", line.trim()]).output().await.unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && printed.contains("100"), "{line}: {printed}");
+    }
+
+    // A key that is revoked stays so, and does not stop the next start.
+    let id = first.env["TIDEMARK_API_KEY_GLO_BEX"].split('_').nth(1).unwrap();
+    assert_eq!(caller.delete(&format!("/v1/admin/keys/{id}")).await.status, 200);
+
     first.process.signal(Signal::SIGINT);
     let (code, printed) = first.process.ended().await;
     assert_eq!(code, Some(0), "{printed}");
@@ -34,6 +47,8 @@ async fn a_second_up_finds_its_data_again() {
     for same in ["TIDEMARK_ADMIN_TOKEN", "TIDEMARK_API_KEY", "TIDEMARK_API_KEY_ACME"] {
         assert_eq!(second.env[same], first.env[same], "{same}");
     }
+    let revoked = second.http().key(&second.env["TIDEMARK_API_KEY_GLO_BEX"]);
+    assert_eq!(revoked.get("/v1/id/increment?key=k").await.status, 401);
     let caller = second.http().key(&second.env["TIDEMARK_API_KEY_ACME"]);
     assert_eq!(caller.get("/v1/id/increment?key=k").await.json()["data"]["id"], json!([2]));
 
@@ -72,6 +87,9 @@ async fn what_is_wrong_is_one_clear_sentence() {
     };
     let plain = |name: &str| up(&path(name)).into_iter().map(str::to_owned).collect::<Vec<_>>();
 
+    let mut no_tools = variable("PATH", "/nowhere");
+    no_tools.insert("TIDEMARK_CACHE".into(), path("empty cache"));
+
     for (arguments, environment, mentions) in [
         (plain("old"), none(), "made by another version of Tidemark"),
         (plain("strange"), none(), "is not empty and no data folder of Tidemark"),
@@ -80,6 +98,8 @@ async fn what_is_wrong_is_one_clear_sentence() {
         (busy("--pg-port"), none(), "--pg-port"),
         (plain("new"), variable("TIDEMARK_TENANTS", "a.b"), "TIDEMARK_TENANTS"),
         (plain("new"), variable("TIDEMARK_TENANTS", "a-b,a_b"), "TIDEMARK_API_KEY_A_B"),
+        (plain("new"), variable("TIDEMARK_TENANTS", "tm"), "TIDEMARK_TENANTS"),
+        (plain("new"), no_tools, "python3 with pip"),
         (plain("new"), variable("TIDEMARK_NATS_SERVER", "/no/such/binary"), "TIDEMARK_NATS_SERVER"),
         (plain("new"), variable("TIDEMARK_PG_BIN", "/no/such/folder"), "TIDEMARK_PG_BIN"),
     ] {

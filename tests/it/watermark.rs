@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use tidemark::{
     api::{Info, Operation, ids::Increment},
     error::{Code, Error, Result},
-    jetstream::{CasError, Message, PublishError, declarations, publish, publish_batch},
-    watermark::{Bucket, Cells, Once, Write},
+    jetstream::{Bucket, CasError, Message, PublishError, Write, declarations, publish, publish_batch},
+    watermark::{Cells, Mark, Once, RangeSettings, Ranges, Steps},
 };
 
 use crate::support::{Deployment, Proxy, eventually, name};
@@ -36,7 +36,7 @@ async fn bucket(url: &str) -> Bucket {
     for declaration in declarations(&name("tm"), 1) {
         tidemark::jetstream::apply(&context, &declaration).await.unwrap();
     }
-    Bucket::new(context, &name("tm"))
+    tidemark::watermark::bucket(context, &name("tm"))
 }
 
 fn increment(state: &mut Option<Count>) -> Result<i64> {
@@ -154,6 +154,15 @@ async fn idempotent_changes_of_strict_counters() {
         "a refusal is not kept"
     );
 
+    // Many equal ones that are refused together.
+    let no = |_: &mut Option<Count>| Err::<i64, _>(Error::invalid("no"));
+    let many = join_all((0..300).map(|_| cells[0].change_once("k", once("never", "", day), no))).await;
+    assert!(many.iter().all(|answer| answer.as_ref().is_err_and(|error| error.code == Code::InvalidRequest)));
+    // The same key for two requests at once, which differ.
+    let mixed = ["a", "b"].map(|asked| cells[0].change_once("k", once("mixed", asked, day), increment));
+    let codes: Vec<_> = join_all(mixed).await.into_iter().map(|answer| answer.err().map(|error| error.code)).collect();
+    assert!(codes.contains(&None) && codes.contains(&Some(Code::Conflict)), "{codes:?}");
+
     // After the window it is a new request.
     let short = || once("short", "", Duration::from_secs(1));
     let first = cells[0].change_once("k", short(), increment).await.unwrap();
@@ -205,4 +214,25 @@ async fn publishing_repeats_with_the_same_id_until_it_is_known() {
     let message = Message { subject: "facts.two".into(), headers: HeaderMap::new(), payload: "x".into() };
     let refused = publish_batch(&nats, &[message.clone(), message]).await;
     assert!(matches!(refused, Err(PublishError::Refused { .. })), "the stream takes no batches: {refused:?}");
+}
+
+#[tokio::test]
+async fn the_next_range_is_fetched_before_this_one_is_used_up() {
+    let deployment = Deployment::new().await;
+    let cells = Cells::<Mark>::new(bucket(&deployment.nats_url).await, DEADLINE);
+    cells.change("k", |state| Ok(state.insert(Mark { mark: 0 }).mark)).await.unwrap();
+    let settings = RangeSettings { default_size: 10, max_size: 10, prefetch_threshold: 0.5 };
+    let ranges = Ranges::new(cells.clone(), "k".into(), settings);
+    ranges.take(Steps { count: 1, step: 1 }).await.unwrap();
+    let left = ranges.at_hand();
+    assert!(left >= 5, "nothing is fetched before it is needed: {left}");
+    ranges.take(Steps { count: left as u32 - 3, step: 1 }).await.unwrap();
+    eventually("a refill that nobody waits for", async || (ranges.at_hand() > 3).then_some(())).await;
+
+    // The tail that is given back is exactly what nobody was given.
+    let last = *ranges.take(Steps { count: 2, step: 1 }).await.unwrap().last().unwrap();
+    eventually("no refill is under way", async || (ranges.at_hand() >= 5).then_some(())).await;
+    ranges.stop().await;
+    assert_eq!(cells.read("k").await.unwrap().unwrap(), Mark { mark: last });
+    assert_eq!(ranges.take(Steps { count: 1, step: 1 }).await.unwrap_err().code, Code::Unavailable);
 }

@@ -147,8 +147,12 @@ impl Http {
         Self { client: reqwest::Client::new(), url: url.to_owned(), headers: Default::default() }
     }
 
-    pub fn header(mut self, name: &'static str, value: &str) -> Self {
-        self.headers.insert(name, value.parse().unwrap());
+    pub fn header(self, name: &'static str, value: &str) -> Self {
+        self.header_bytes(name, value.as_bytes())
+    }
+
+    pub fn header_bytes(mut self, name: &'static str, value: &[u8]) -> Self {
+        self.headers.insert(name, value.try_into().unwrap());
         self
     }
 

@@ -49,6 +49,11 @@ impl Process {
         }
     }
 
+    /// The lines so far that begin like this.
+    pub fn printed_lines(&self, start: &str) -> Vec<String> {
+        self.printed().lines().filter(|line| line.starts_with(start)).map(str::to_owned).collect()
+    }
+
     pub async fn is_ready(&mut self) {
         self.prints("\"message\":\"ready\"").await;
     }
@@ -100,7 +105,7 @@ pub async fn tidemark(arguments: &[&str], environment: HashMap<String, String>) 
 fn command(arguments: &[&str], environment: HashMap<String, String>) -> Command {
     let mut command = Command::new(PathBuf::from(env!("CARGO_BIN_EXE_tidemark")));
     // Nothing of the machine's own settings, but what finding the servers needs.
-    let kept = ["PATH", "HOME", "XDG_CACHE_HOME", "TIDEMARK_NATS_SERVER", "TIDEMARK_PG_BIN"];
+    let kept = ["PATH", "HOME", "XDG_CACHE_HOME", "TIDEMARK_CACHE", "TIDEMARK_NATS_SERVER", "TIDEMARK_PG_BIN"];
     let is_kept = |name: &str| kept.contains(&name) || name.starts_with("PIP_");
     command.args(arguments).env_clear().envs(std::env::vars().filter(|(name, _)| is_kept(name)));
     command.envs(environment).current_dir(std::env::temp_dir()).stdin(Stdio::null());

@@ -1,4 +1,4 @@
-//! The bucket of counters: reads that are never stale, and compare-and-set.
+//! A bucket: reads that are never stale, and compare-and-set, alone or several in one atomic batch.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use async_nats::{
 };
 use bytes::Bytes;
 
-use crate::{
-    api::Name,
-    error::{Error, Result},
-    jetstream::{CasError, Message, compare_and_set, publish_batch},
+use super::{
+    batch::{Message, publish_batch},
+    publish::{CasError, compare_and_set},
 };
+use crate::error::{Error, Result};
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -40,8 +40,16 @@ pub struct Write {
 }
 
 impl Bucket {
-    pub fn new(jetstream: jetstream::Context, prefix: &Name) -> Self {
-        Self { client: jetstream.client(), jetstream, name: format!("{prefix}_counters") }
+    pub fn new(jetstream: jetstream::Context, name: String) -> Self {
+        Self { client: jetstream.client(), jetstream, name }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn jetstream(&self) -> &jetstream::Context {
+        &self.jetstream
     }
 
     fn subject(&self, key: &str) -> String {
@@ -50,7 +58,9 @@ impl Bucket {
 
     /// Reads a key from the stream's leader: a direct read may come from a replica that lags behind.
     pub async fn read(&self, key: &str) -> Result<Option<Entry>> {
-        let unavailable = |error: async_nats::Error| Error::unavailable("the counters can't be read").source(error);
+        let unavailable = |error: async_nats::Error| {
+            Error::unavailable(format!("the bucket {} can't be read", self.name)).source(error)
+        };
         let stream = self
             .jetstream
             .get_stream_no_info(format!("KV_{}", self.name))
