@@ -23,8 +23,10 @@ use tidemark::{
 use tokio_util::sync::CancellationToken;
 
 const IN_FLIGHT: usize = 64;
-const ROUNDS: usize = 7;
-const ROUND: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 60;
+/// Short, so that what else the machine does hits both sides of a pair.
+const ROUND: Duration = Duration::from_millis(300);
+const WARM_UP: usize = 4;
 const GOAL: f64 = 0.85;
 
 #[tokio::main]
@@ -49,26 +51,26 @@ async fn main() {
     client.set_increment(&key, &IncrementSettings { base: 0 }).await.expect("the key is made");
 
     let mut rates: Vec<(f64, f64)> = Vec::new();
-    for round in 0..=ROUNDS {
+    for round in 0..WARM_UP + ROUNDS {
         let baseline = rate(&caller, "bench.echo").await;
         let measured = rate(&caller, "tm.id.increment.bench").await;
-        // The first round warms up.
-        if round > 0 {
-            println!(
-                "round {round}: echo {baseline:>7.0}/s   increment {measured:>7.0}/s   {:.2}",
-                measured / baseline
-            );
+        // The first rounds warm up.
+        if round >= WARM_UP {
             rates.push((baseline, measured));
         }
     }
-    let mut ratios: Vec<f64> = rates.iter().map(|(baseline, measured)| measured / baseline).collect();
-    ratios.sort_by(f64::total_cmp);
-    let median = ratios[ratios.len() / 2];
-    let verdict = if median >= GOAL { "met" } else { "MISSED" };
+    let median = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        (values[values.len() / 4], values[values.len() / 2], values[values.len() * 3 / 4])
+    };
+    let (_, baseline, _) = median(rates.iter().map(|(baseline, _)| *baseline).collect());
+    let (_, measured, _) = median(rates.iter().map(|(_, measured)| *measured).collect());
+    let (low, ratio, high) = median(rates.iter().map(|(baseline, measured)| measured / baseline).collect());
+    let verdict = if ratio >= GOAL { "met" } else { "MISSED" };
+    println!("echo {baseline:.0}/s, increment {measured:.0}/s, medians of {} pairs", rates.len());
     println!(
-        "increment over NATS, {IN_FLIGHT} in flight: {median:.2} of echo ({:.2} to {:.2}), goal {GOAL}: {verdict}",
-        ratios[0],
-        ratios[ratios.len() - 1],
+        "increment over NATS, {IN_FLIGHT} in flight: {ratio:.2} of echo (middle half {low:.2} to {high:.2}), \
+         goal {GOAL}: {verdict}"
     );
 
     stop.cancel();
@@ -76,7 +78,7 @@ async fn main() {
     echo.abort();
     up.stop().await;
     let _ = std::fs::remove_dir_all(folder);
-    if median < GOAL {
+    if ratio < GOAL {
         std::process::exit(1);
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     any::{Any, TypeId},
     collections::HashMap,
+    marker::PhantomData,
     sync::Arc,
 };
 
@@ -25,8 +26,8 @@ pub struct Hosted {
 impl Hosted {
     pub fn add<O: Operation>(&mut self, handler: &Arc<impl Handle<O>>) {
         let dispatch: Arc<dyn Dispatch<O>> = handler.clone();
-        self.wired.push(Arc::new(WiredOperation(dispatch.clone())));
         self.typed.insert(TypeId::of::<O>(), Box::new(dispatch));
+        self.wired.push(Arc::new(WiredOperation { handler: handler.clone(), operation: PhantomData }));
     }
 
     fn get<O: Operation>(&self) -> Option<&Arc<dyn Dispatch<O>>> {
@@ -64,9 +65,12 @@ pub trait Wired: Send + Sync {
     ) -> BoxFuture<'a, Result<Bytes>>;
 }
 
-struct WiredOperation<O: Operation>(Arc<dyn Dispatch<O>>);
+struct WiredOperation<O, H> {
+    handler: Arc<H>,
+    operation: PhantomData<O>,
+}
 
-impl<O: Operation> Wired for WiredOperation<O> {
+impl<O: Operation, H: Handle<O>> Wired for WiredOperation<O, H> {
     fn info(&self) -> &'static Info {
         &O::INFO
     }
@@ -81,7 +85,7 @@ impl<O: Operation> Wired for WiredOperation<O> {
         Box::pin(async move {
             let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a subject of another shape"))?;
             let request = encoding.decode(body)?;
-            encoding.encode(&self.0.dispatch(Call { target, request, context }).await?)
+            encoding.encode(&self.handler.handle(Call { target, request, context }).await?)
         })
     }
 }

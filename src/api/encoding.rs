@@ -1,7 +1,10 @@
 //! How requests and replies are written: JSON, or MessagePack where the caller says so.
 
 use bytes::Bytes;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{
+    Serialize,
+    de::{DeserializeOwned, value::MapDeserializer},
+};
 
 use crate::error::{Error, Result};
 
@@ -40,7 +43,10 @@ impl Encoding {
     /// An empty body is a request with every default. The error names the field.
     pub fn decode<T: DeserializeOwned>(self, body: &[u8]) -> Result<T> {
         match self {
-            _ if body.is_empty() => named(&mut serde_json::Deserializer::from_str("{}")),
+            _ if body.is_empty() => {
+                let nothing = MapDeserializer::<_, serde_json::Error>::new(std::iter::empty::<(&str, &str)>());
+                T::deserialize(nothing).map_err(|error| Error::invalid(error.to_string()))
+            }
             Encoding::Json => {
                 let mut json = serde_json::Deserializer::from_slice(body);
                 let value = named(&mut json)?;
