@@ -105,7 +105,7 @@ impl Gate {
             return Ok(Caller::Key(key.clone()));
         }
         self.registry.ready()?;
-        match ApiKey::id_in(credential).and_then(|id| self.registry.keys.get(id)) {
+        match ApiKey::id_in(credential).and_then(|id| self.registry.keys.get(id).record) {
             Some(key) if bool::from(key.hash.ct_eq(&presented)) => Ok(Caller::Key(ApiKey::clone(&key))),
             _ => Err(Error::new(Code::Unauthenticated, "credentials are not valid")),
         }

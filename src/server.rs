@@ -80,9 +80,9 @@ impl Server {
     pub async fn bind(config: Config) -> Result<Self, ServeError> {
         let config = Arc::new(config);
         let database = database::pool(&config.database)?;
-        let (host, http) = (&config.http.host, &config.http);
+        let host = &config.http.host;
         let bridge = match config.roles.contains(&Role::Http) {
-            true => Some(listen("http.port", host, http.port).await?),
+            true => Some(listen("http.port", host, config.http.port).await?),
             false => None,
         };
         let monitor = match config.telemetry.port {

@@ -15,8 +15,7 @@
 
 use std::time::Duration;
 
-use async_nats::{ConnectOptions, HeaderMap, Request, client::RequestErrorKind};
-use tokio::time::timeout;
+use async_nats::{ConnectOptions, HeaderMap, client::RequestErrorKind};
 
 use crate::{
     api::{Context, Encoding, IdempotencyKey, Name, Operation},
@@ -82,11 +81,9 @@ impl Client {
 
     /// Sends a request of any kind; an error reply becomes an [`Error`].
     pub async fn request(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<bytes::Bytes> {
-        let request = Request::new().headers(headers).payload(body).timeout(None);
-        let Ok(reply) = timeout(TIMEOUT, self.nats.send_request(subject.clone(), request)).await else {
-            return Err(Error::unavailable(format!("no answer on {subject} in time")));
-        };
+        let reply = jetstream::request_within(TIMEOUT, &self.nats, subject.clone(), headers, body).await;
         let reply = reply.map_err(|error| match error.kind() {
+            RequestErrorKind::TimedOut => Error::unavailable(format!("no answer on {subject} in time")),
             RequestErrorKind::NoResponders => Error::unavailable(format!("nobody answers on {subject}")),
             RequestErrorKind::InvalidSubject => Error::invalid(format!("not a subject: {subject}")),
             _ => Error::unavailable("the request was not sent").source(error),

@@ -48,9 +48,10 @@ pub fn free_port(wanted: u16, option: &str) -> Result<u16> {
         let mut candidates = std::iter::repeat_with(|| rand::random_range(10_000..32_000)).take(1000);
         return candidates.find(is_free).ok_or_else(|| EmbeddedError::new("no port is free"));
     }
-    let bound = TcpListener::bind(("127.0.0.1", wanted)).map_err(|error| {
-        EmbeddedError(format!("port {wanted} is not free ({error}): choose another with {option}, 0 for any free one"))
-    })?;
-    drop(bound);
-    Ok(wanted)
+    match TcpListener::bind(("127.0.0.1", wanted)) {
+        Ok(_) => Ok(wanted),
+        Err(error) => Err(EmbeddedError(format!(
+            "port {wanted} is not free ({error}): choose another with {option}, 0 for any free one"
+        ))),
+    }
 }

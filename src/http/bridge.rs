@@ -6,12 +6,12 @@ use axum::{
     Router,
     body::{Body, to_bytes},
     extract::{Path, Request, State},
-    http::{HeaderMap, HeaderName, header},
+    http::HeaderMap,
     response::Response,
     routing::{MethodFilter, on},
 };
 
-use super::{App, dialect, params::Params};
+use super::{App, dialect, params::Params, text};
 use crate::{
     api::{self, Call, Context, Encoding, IdempotencyKey, Method, Name, Operation, Target},
     error::{Code, Error, Result},
@@ -55,14 +55,10 @@ async fn answer<O: Operation>(
 
 /// The reply mirrors the request, unless the caller names another encoding.
 fn wanted(headers: &HeaderMap) -> Encoding {
-    match text(headers, header::ACCEPT) {
+    match text(headers, "accept") {
         Some(accept) if accept.contains("json") || accept.contains("msgpack") => Encoding::of(Some(accept)),
-        _ => Encoding::of(text(headers, header::CONTENT_TYPE)),
+        _ => Encoding::of(text(headers, "content-type")),
     }
-}
-
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 async fn call<O: Operation>(
@@ -83,7 +79,7 @@ async fn call<O: Operation>(
     params.add_query(parts.uri.query().unwrap_or_default())?;
     let body = read(body, app.config.http.body_limit).await?;
     if !body.is_empty() {
-        params.add_body(Encoding::of(text(&parts.headers, header::CONTENT_TYPE)), &body)?;
+        params.add_body(Encoding::of(text(&parts.headers, "content-type")), &body)?;
     }
     let names = info.target.iter().map(|name| params.take_text(name)?.parse()).collect::<Result<Vec<Name>>>()?;
     let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;
@@ -107,9 +103,8 @@ async fn read(body: Body, limit: usize) -> Result<bytes::Bytes> {
 
 /// `X-API-Key`, or `Authorization: Bearer`.
 pub fn credential(headers: &HeaderMap) -> Option<&str> {
-    let text = |name: &str| headers.get(name)?.to_str().ok();
-    text("x-api-key").or_else(|| {
-        let (scheme, token) = text("authorization")?.split_once(' ')?;
+    text(headers, "x-api-key").or_else(|| {
+        let (scheme, token) = text(headers, "authorization")?.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
     })
 }

@@ -12,7 +12,7 @@ use futures::FutureExt;
 use tokio::time::timeout;
 use tracing::Instrument;
 
-use super::{App, dialect};
+use super::{App, dialect, text};
 use crate::{
     api::{Encoding, Surface},
     error::Error,
@@ -21,13 +21,13 @@ use crate::{
 
 pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
-    let trace = Trace::from_header(text(&request, Trace::HEADER)).or_begin();
+    let trace = Trace::from_header(text(request.headers(), Trace::HEADER)).or_begin();
     let span = tracing::info_span!(
         "http",
         method = %request.method(),
         path = request.uri().path(),
         trace_id = trace.id(),
-        request_id = text(&request, "x-request-id"),
+        request_id = text(request.headers(), "x-request-id"),
     );
     let surface = Surface::of_path(request.uri().path());
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -71,8 +71,4 @@ fn known(method: &Method) -> &'static str {
         Method::OPTIONS => "OPTIONS",
         _ => "other",
     }
-}
-
-fn text<'a>(request: &'a Request, header: &str) -> Option<&'a str> {
-    request.headers().get(header).and_then(|value| value.to_str().ok())
 }

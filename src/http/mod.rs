@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use axum::{
     Router,
     extract::{Request, State},
-    http::Method,
+    http::{HeaderMap, Method},
     middleware,
     response::{Html, IntoResponse, Response},
     routing::get,
@@ -83,6 +83,11 @@ fn guarded(routes: Router<Arc<App>>, app: Arc<App>) -> Router {
         .layer(middleware::from_fn_with_state(app.clone(), edge::guard))
         .layer(CompressionLayer::new())
         .with_state(app)
+}
+
+/// A header as text, if it is there and is text.
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
 }
 
 /// Strangers learn nothing about the paths of a closed surface.

@@ -21,15 +21,12 @@ use crate::{
     config::Config,
     error::{Code, Error, Result},
     jetstream::Bucket,
-    registry::{Record, Registry},
+    registry::{Record, Registry, Row},
     watermark::{Cells, Mark, Once, RangeSettings, Ranges, Steps, lost},
 };
 
 /// The most ids of one request.
 const MAX_SIZE: u32 = 1000;
-
-/// Where the marks stand in the bucket.
-const COUNTERS: &str = "increment";
 
 /// An increment key as the registry has it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -81,7 +78,7 @@ impl Ids {
         for (key, record) in self.registry.increments.all() {
             let base = record.base;
             let begin = move |state: &mut Option<Mark>| Ok(state.get_or_insert(Mark { mark: base }).mark);
-            self.cells.change(&format!("{COUNTERS}.{key}"), begin).await?;
+            self.cells.change(&counter_key(&key), begin).await?;
         }
         Ok(())
     }
@@ -116,15 +113,16 @@ impl Ids {
     }
 }
 
+/// Where a key's mark stands in the bucket.
 fn counter_key(key: &Name) -> String {
-    format!("{COUNTERS}.{key}")
+    format!("increment.{key}")
 }
 
 impl Handle<Increment> for Ids {
     async fn handle(&self, call: Call<Increment>) -> Result<ids::Ids> {
         self.registry.ready()?;
         let key = &call.target;
-        let Some(record) = self.registry.find(&self.registry.increments, key).await? else {
+        let Some(record) = self.registry.find(&self.registry.increments, key).await?.record else {
             return Err(Error::new(Code::NotFound, format!("key not found: {key}")));
         };
         let count = call.request.size.unwrap_or(1);
@@ -155,8 +153,7 @@ impl Handle<SetIncrement> for Ids {
         if base < 0 {
             return Err(Error::field("base", format!("must not be negative, is {base}")));
         }
-        let known = self.registry.find::<IncrementRecord>(&self.registry.increments, &key).await?;
-        let revision = self.registry.increments.revision(key.as_str());
+        let Row { record: known, revision } = self.registry.find(&self.registry.increments, &key).await?;
         let (exists, unchanged) = (known.is_some(), known.as_ref().is_some_and(|record| record.base == base));
         // First the mark, then the record: after a crash between the two, the same call again completes it.
         let jump = move |state: &mut Option<Mark>| match state {

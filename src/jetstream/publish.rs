@@ -6,11 +6,13 @@
 use std::time::Duration;
 
 use async_nats::{
-    Client, HeaderMap, Request, client::RequestErrorKind, header, jetstream::response::Response, subject::ToSubject,
+    Client, HeaderMap, client::RequestErrorKind, header, jetstream::response::Response, subject::ToSubject,
 };
 use bytes::Bytes;
 use serde::Deserialize;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
+
+use super::request::request_within;
 
 /// How long one attempt waits for its ack.
 pub(super) const ATTEMPT: Duration = Duration::from_secs(2);
@@ -114,19 +116,14 @@ async fn attempt(
     acknowledged(&ask(client, subject, headers, payload).await?)
 }
 
-/// Sends one message and waits for the stream's answer. The library's own timeout does not cover the way into its send
-/// buffer, which stands still while the connection is lost; this one does.
+/// Sends one message and waits for the stream's answer.
 pub(super) async fn ask(
     client: &Client,
     subject: impl ToSubject,
     headers: HeaderMap,
     payload: Bytes,
 ) -> Result<async_nats::Message, PublishError> {
-    let request = Request::new().headers(headers).payload(payload).timeout(None);
-    let Ok(answer) = timeout(ATTEMPT, client.send_request(subject, request)).await else {
-        return Err(PublishError::Unknown(format!("none within {ATTEMPT:?}")));
-    };
-    answer.map_err(|error| match error.kind() {
+    request_within(ATTEMPT, client, subject, headers, payload).await.map_err(|error| match error.kind() {
         RequestErrorKind::NoResponders => PublishError::NotStored,
         RequestErrorKind::InvalidSubject | RequestErrorKind::MaxPayloadExceeded => {
             PublishError::Refused { code: 0, description: error.to_string() }

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use rand::distr::{Alphanumeric, SampleString};
 use serde::{Deserialize, Serialize};
 
-use super::{Record, Registry};
+use super::{Record, Registry, Row};
 use crate::{
     access::{self, DEFAULT_TENANT, Grant},
     api::{
@@ -89,8 +89,8 @@ impl Keys {
     pub async fn ensure(&self, key: &str, tenant: Name, source: Name, roles: Vec<Grant>) -> Result<()> {
         let id: Name = ApiKey::id_in(key).ok_or_else(|| Error::invalid("not an API key"))?.parse()?;
         let hash = access::hash(key);
-        let revision = self.registry.keys.revision(id.as_str());
-        match self.registry.keys.get(id.as_str()) {
+        let Row { record, revision } = self.registry.keys.get(id.as_str());
+        match record {
             Some(known) if known.hash == hash && known.tenant == tenant && known.roles == roles => return Ok(()),
             None if revision > 0 => {
                 tracing::warn!(%id, %tenant, "an API key of this data folder was revoked and stays so");
@@ -130,8 +130,7 @@ impl Handle<CreateKey> for Keys {
 impl Handle<ListKeys> for Keys {
     async fn handle(&self, _: Call<ListKeys>) -> Result<KeyList> {
         self.registry.ready()?;
-        let mut keys: Vec<KeySummary> =
-            self.registry.keys.all().into_iter().filter_map(|(id, key)| Some(key.summary(&id.parse().ok()?))).collect();
+        let mut keys: Vec<KeySummary> = self.registry.keys.all().iter().map(|(id, key)| key.summary(id)).collect();
         keys.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         Ok(KeyList { keys })
     }
@@ -141,10 +140,10 @@ impl Handle<RevokeKey> for Keys {
     async fn handle(&self, call: Call<RevokeKey>) -> Result<KeySummary> {
         self.registry.ready()?;
         let id = call.request.id;
-        let Some(key) = self.registry.keys.get(id.as_str()) else {
+        let Row { record: Some(key), revision } = self.registry.keys.get(id.as_str()) else {
             return Err(Error::new(Code::NotFound, format!("no API key has the id {id}")));
         };
-        self.registry.remove::<ApiKey>(&id, self.registry.keys.revision(id.as_str())).await?;
+        self.registry.remove::<ApiKey>(&id, revision).await?;
         Ok(key.summary(&id))
     }
 }

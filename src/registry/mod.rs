@@ -6,7 +6,7 @@
 pub mod keys;
 mod table;
 
-use std::{collections::HashSet, convert::Infallible, sync::Arc, time::Duration};
+use std::{collections::HashSet, convert::Infallible, time::Duration};
 
 use async_nats::jetstream::{self, kv};
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use futures::StreamExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use table::{Record, Table};
+pub use table::{Record, Row, Table};
 
 use crate::{
     api::Name,
@@ -117,11 +117,12 @@ impl Registry {
 
     /// A record from memory, or, if it is not there, as the bucket has it: another instance may have made it a moment
     /// ago, and "not found" would be untrue.
-    pub async fn find<R: Record>(&self, table: &Table<R>, id: &Name) -> Result<Option<Arc<R>>> {
-        if let Some(record) = table.get(id.as_str()) {
-            return Ok(Some(record));
+    pub async fn find<R: Record>(&self, table: &Table<R>, id: &Name) -> Result<Row<R>> {
+        let row = table.get(id.as_str());
+        if row.record.is_some() {
+            return Ok(row);
         }
-        if let Some(entry) = self.bucket.read(&bucket_key::<R>(id)).await? {
+        if let Some(entry) = self.bucket.read(&R::bucket_key(id)).await? {
             self.sees(entry.revision).await?;
         }
         Ok(table.get(id.as_str()))
@@ -150,7 +151,7 @@ impl Registry {
     /// What is removed is written over with nothing: its revision goes on, so nobody can bring back an old state.
     async fn write<R: Record>(&self, id: &Name, record: Option<&R>, revision: u64) -> Result<()> {
         let value = Bytes::from(serde_json::to_vec(&record).map_err(Error::internal)?);
-        let write = Write { key: bucket_key::<R>(id), value, expected: revision, ttl: None };
+        let write = Write { key: R::bucket_key(id), value, expected: revision, ttl: None };
         let revision = self.bucket.write(&[write]).await.map_err(|error| match error {
             CasError::Conflict => Error::new(
                 Code::Conflict,
@@ -162,8 +163,4 @@ impl Registry {
         })?;
         self.sees(revision).await
     }
-}
-
-fn bucket_key<R: Record>(id: &Name) -> String {
-    format!("{}.{id}", R::TABLE)
 }

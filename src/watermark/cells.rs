@@ -349,11 +349,14 @@ impl<S> Group<S> {
 
     fn succeed_all(&mut self, revision: u64) {
         for change in std::mem::take(&mut self.changes) {
-            for twin in self.twins_of(&*change) {
-                match (change.refusal(), change.record()) {
-                    (None, Ok(Some(record))) => twin.repeat(&record.value),
-                    (Some(error), _) | (None, Err(error)) => twin.fail(error),
-                    (None, Ok(None)) => twin.fail(stopped()),
+            let twins = self.twins_of(&*change);
+            if !twins.is_empty() {
+                match change.record() {
+                    Ok(Some(record)) => twins.into_iter().for_each(|twin| twin.repeat(&record.value)),
+                    Ok(None) | Err(_) => {
+                        let error = change.refusal().unwrap_or_else(stopped);
+                        twins.into_iter().for_each(|twin| twin.fail(error.share()));
+                    }
                 }
             }
             change.succeed(revision);

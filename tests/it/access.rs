@@ -129,6 +129,13 @@ impl Refusals {
         next.expect("a refusal within ten seconds").unwrap()
     }
 
+    /// Publishes, and expects to be refused for just that.
+    async fn refuse_to_publish(&mut self, client: &async_nats::Client, subject: &'static str) {
+        client.publish(subject, "".into()).await.unwrap();
+        let refusal = self.next().await;
+        assert!(refusal.contains("Publish") && refusal.contains(subject), "{subject}: {refusal}");
+    }
+
     /// None, after the server has dealt with everything before.
     async fn none(&mut self, client: &async_nats::Client, answered: &'static str) {
         client.request(answered, "".into()).await.unwrap();
@@ -174,9 +181,7 @@ async fn nats_permissions_keep_tenants_to_themselves() {
         "$JS.API.STREAM.INFO.KV_tm_counters",
         "orders.new",
     ] {
-        acme.publish(subject, "".into()).await.unwrap();
-        let refusal = refused.next().await;
-        assert!(refusal.contains("Publish") && refusal.contains(subject), "{subject}: {refusal}");
+        refused.refuse_to_publish(&acme, subject).await;
     }
     for subject in
         ["_INBOX.>", "_INBOX_tm.>", "usage.>", "tm.>", "tm.event.timer.glo-bex.>", "usage-rejected.glo-bex.>", ">"]
@@ -228,9 +233,7 @@ async fn the_operator_looks_at_everything_and_harms_nothing() {
         "$JS.API.DIRECT.GET.KV_tm_registry.$KV.tm_registry.key.x",
         "usage.acme.gateway",
     ] {
-        operator.publish(subject, "".into()).await.unwrap();
-        let refusal = refused.next().await;
-        assert!(refusal.contains("Publish") && refusal.contains(subject), "{subject}: {refusal}");
+        refused.refuse_to_publish(&operator, subject).await;
     }
     let _inbox = operator.subscribe("_INBOX_tm.>").await.unwrap();
     assert!(refused.next().await.contains("Subscription"));
