@@ -166,9 +166,10 @@ impl Server {
         {
             tracing::warn!("reserved ids could not be given back and are skipped");
         }
-        // The last replies are still in the client's buffer.
-        if let Ok(Err(error)) = timeout(limit, nats.flush()).await {
-            tracing::debug!(%error, "the connection to NATS was gone already");
+        // The last replies are still in the client's buffer, and closing does not wait for them.
+        let closed = async { nats.flush().await.is_ok() && nats.drain().await.is_ok() };
+        if !timeout(limit, closed).await.unwrap_or(false) {
+            tracing::debug!("the connection to NATS was gone already");
         }
         self.database.close().await;
     }
