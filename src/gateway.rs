@@ -84,7 +84,7 @@ impl<O: Operation, H: Handle<O>> Wired for WiredOperation<O, H> {
     ) -> BoxFuture<'a, Result<Bytes>> {
         Box::pin(async move {
             let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a subject of another shape"))?;
-            let request = encoding.decode(body)?;
+            let request = encoding.decode_request(body)?;
             encoding.encode(&self.handler.handle(Call { target, request, context }).await?)
         })
     }

@@ -40,7 +40,19 @@ impl Encoding {
         .map(Bytes::from)
     }
 
-    /// An empty body is a request with every default. The error names the field.
+    /// A request is an object: serde would also take a list for one, by position, and `[3]` says nothing to a reader.
+    pub fn decode_request<T: DeserializeOwned>(self, body: &[u8]) -> Result<T> {
+        let begins_object = match self {
+            Encoding::Json => |first: &u8| *first == b'{',
+            Encoding::MessagePack => |first: &u8| matches!(first, 0x80..=0x8f | 0xde | 0xdf),
+        };
+        match body.trim_ascii_start().first() {
+            Some(first) if !begins_object(first) => Err(Error::invalid("body: must be an object")),
+            _ => self.decode(body),
+        }
+    }
+
+    /// An empty body is a value with every default. The error names the field.
     pub fn decode<T: DeserializeOwned>(self, body: &[u8]) -> Result<T> {
         match self {
             _ if body.is_empty() => {
@@ -72,7 +84,7 @@ where
         let path = error.path().to_string();
         let problem = error.into_inner().to_string();
         match path.as_str() {
-            "." => Error::invalid(problem),
+            "." => Error::invalid(format!("body: {problem}")),
             field => Error::field(field, problem),
         }
     })
@@ -112,6 +124,12 @@ mod tests {
             let error = Encoding::Json.decode::<Sample>(body.as_bytes()).unwrap_err();
             assert!(error.message.contains(expected), "{body}: {error}");
         }
+        for list in [&b" [3]"[..], b"3", b"nothing"] {
+            assert_eq!(Encoding::Json.decode_request::<Sample>(list).unwrap_err().message, "body: must be an object");
+        }
+        let list = rmp_serde::to_vec(&Sample { size: Some(3), ids: None }).unwrap();
+        assert!(Encoding::MessagePack.decode_request::<Sample>(&list).is_err());
+        assert_eq!(Encoding::Json.decode_request::<Sample>(b"").unwrap(), Sample { size: None, ids: None });
         assert!(Encoding::MessagePack.decode::<Sample>(b"\xc1").is_err());
         assert!(Encoding::MessagePack.decode::<Sample>(b"\x80\x80").is_err());
     }

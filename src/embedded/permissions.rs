@@ -1,8 +1,12 @@
-//! NATS users with real permissions, written into the server's configuration.
+//! NATS accounts and users with real permissions, written into the server's configuration.
 //!
-//! Access is granted on subjects: what a caller writes into a header or a body grants nothing.
+//! Access is granted on subjects: what a caller writes into a header or a body grants nothing. Every tenant has an account
+//! of its own, into which exactly what it may call and hear is imported. A permission alone would not be enough: the
+//! server checks the subject that somebody publishes to but not the reply subject that he names, and it acknowledges
+//! stored messages itself, so an acknowledgement could be written over a counter. A reply that leaves an account arrives in
+//! the one that asked, where there is no counter.
 
-use std::fmt::Write;
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
@@ -10,6 +14,9 @@ use crate::{
     api::{self, Name, Operation, Scope},
     jetstream::declarations,
 };
+
+/// Where we, the operator and all streams live.
+const ACCOUNT: &str = "tidemark";
 
 /// A user and the password that it connects with.
 #[derive(Debug, Clone)]
@@ -37,18 +44,39 @@ pub struct Callers {
 }
 
 impl Callers {
-    /// The `authorization` block. Nobody else gets in.
+    /// The `accounts` block. Nobody else gets in.
     pub fn configuration(&self) -> String {
-        let mut users = vec![entry(&self.service, json!({ "publish": ">", "subscribe": ">" }))];
-        users.push(entry(&self.operator, self.operator_rights()));
-        users.extend(self.tenants.iter().map(|(tenant, user)| entry(user, self.tenant_rights(tenant))));
-        let mut text = String::from("authorization {\n  users: [\n");
-        for user in users {
-            // JSON is a dialect that the server's configuration understands.
-            writeln!(text, "    {user}").expect("writing to a string");
+        let ours = [
+            entry(&self.service, json!({ "publish": ">", "subscribe": ">" })),
+            entry(&self.operator, self.operator_rights()),
+        ];
+        let (mut services, mut streams, mut tenants) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+        for (tenant, user) in &self.tenants {
+            let name = format!("tenant-{tenant}");
+            let (called, heard) = (self.called_by(tenant), self.heard_by(tenant));
+            services.extend(called.iter().cloned());
+            streams.extend(heard.iter().cloned());
+            let from_us = |subject: &String| json!({ "account": ACCOUNT, "subject": subject });
+            let imports: Vec<Value> = called
+                .iter()
+                .map(|subject| json!({ "service": from_us(subject) }))
+                .chain(heard.iter().map(|subject| json!({ "stream": from_us(subject) })))
+                .collect();
+            let hears: Vec<String> = heard.into_iter().chain([format!("_INBOX_{tenant}.>")]).collect();
+            let user = entry(user, json!({ "publish": called, "subscribe": hears }));
+            tenants.push((name, json!({ "users": [user], "imports": imports })));
         }
-        text.push_str("  ]\n}\n");
-        text
+        let exports: Vec<Value> = services
+            .iter()
+            .map(|subject| json!({ "service": subject }))
+            .chain(streams.iter().map(|subject| json!({ "stream": subject })))
+            .collect();
+        let mut accounts = json!({ ACCOUNT: { "jetstream": "enabled", "users": ours, "exports": exports } });
+        for (name, account) in tenants {
+            accounts[name] = account;
+        }
+        // JSON is a dialect that the server's configuration understands.
+        format!("accounts: {accounts:#}\n")
     }
 
     /// All request subjects, looking at JetStream, and streams that are not ours.
@@ -86,8 +114,8 @@ impl Callers {
         })
     }
 
-    /// Its own usage, and what takes ids. It hears its own events and replies, and nobody else's.
-    fn tenant_rights(&self, tenant: &Name) -> Value {
+    /// Its own usage, and what takes ids.
+    fn called_by(&self, tenant: &Name) -> Vec<String> {
         struct Minting<'a>(&'a Name, Vec<String>);
         impl api::Visitor for Minting<'_> {
             fn visit<O: Operation>(&mut self) {
@@ -98,12 +126,12 @@ impl Callers {
         }
         let mut minting = Minting(&self.prefix, vec![format!("usage.{tenant}.*")]);
         api::visit(&mut minting);
-        let heard = [
-            format!("{}.event.*.{tenant}.>", self.prefix),
-            format!("usage-rejected.{tenant}.>"),
-            format!("_INBOX_{tenant}.>"),
-        ];
-        json!({ "publish": minting.1, "subscribe": heard })
+        minting.1
+    }
+
+    /// Its own events, and what was refused of its own.
+    fn heard_by(&self, tenant: &Name) -> [String; 2] {
+        [format!("{}.event.*.{tenant}.>", self.prefix), format!("usage-rejected.{tenant}.>")]
     }
 }
 

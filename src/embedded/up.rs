@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// The shape of the data folder. A folder of another shape is refused.
-const FORMAT: &str = "1";
+const FORMAT: &str = "2";
 
 #[derive(Debug, Clone)]
 pub struct UpOptions {
@@ -79,10 +79,9 @@ impl Up {
             operator: user(DEFAULT_TENANT),
             tenants: options.tenants.iter().map(|tenant| (tenant.clone(), user(tenant.as_str()))).collect(),
         };
-        let (postgres, nats_folder, authorization) =
-            (data.join("postgres"), data.join("nats"), callers.configuration());
+        let (postgres, nats_folder, accounts) = (data.join("postgres"), data.join("nats"), callers.configuration());
         let (nats, postgres) = tokio::join!(
-            NatsServer::start(&nats_folder, nats_port, &authorization),
+            NatsServer::start(&nats_folder, nats_port, &accounts),
             Postgres::start(&postgres, pg_port, &secrets.pg_password, Durability::Synced),
         );
         Ok(Self { nats: nats?, postgres: postgres?, data: data.clone(), http_port, secrets, callers, _lock: lock })

@@ -195,6 +195,26 @@ async fn nats_permissions_keep_tenants_to_themselves() {
         refused.none(&acme, "tm.id.increment.nats").await;
     }
 
+    // The server acknowledges what a stream takes to whatever reply subject stands in the message.
+    let (operator, _) = connect(&up.env["NATS_URL"], "_INBOX").await;
+    let jetstream = async_nats::jetstream::new(operator);
+    let stream = async_nats::jetstream::stream::Config {
+        name: "TAKES".into(),
+        subjects: vec!["usage.acme.>".into()],
+        ..Default::default()
+    };
+    let mut stream = jetstream.create_stream(stream).await.unwrap();
+    acme.publish_with_reply("usage.acme.gateway", "$KV.tm_counters.increment.nats", "{}".into()).await.unwrap();
+    acme.publish_with_reply("tm.id.increment.nats", "$KV.tm_counters.increment.nats", "".into()).await.unwrap();
+    let stored = acme.request("usage.acme.gateway", "{}".into()).await.unwrap();
+    assert!(String::from_utf8_lossy(&stored.payload).contains("TAKES"), "{stored:?}");
+    assert_eq!(stream.info().await.unwrap().state.messages, 2);
+    jetstream.delete_stream("TAKES").await.unwrap();
+    let counters = connect(&up.service_env()["NATS_URL"], "_INBOX_tm_test").await.0;
+    let counters = async_nats::jetstream::new(counters).get_key_value("tm_counters").await.unwrap();
+    let mark = counters.get("increment.nats").await.unwrap().unwrap();
+    assert!(!String::from_utf8_lossy(&mark).contains("TAKES"), "an acknowledgement was written over a counter");
+
     let anonymous = format!("nats://127.0.0.1:{}", up.env["NATS_URL"].rsplit(':').next().unwrap());
     assert!(async_nats::connect(&anonymous).await.is_err(), "nobody gets in without a name");
 }

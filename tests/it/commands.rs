@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::support::{Deployment, UpInstance, tidemark};
+use tidemark::embedded::{NatsServer, free_port};
+
+use crate::support::{Deployment, UpInstance, servers::folder, tidemark};
 
 #[tokio::test]
 async fn help_and_bad_use() {
@@ -82,6 +84,17 @@ async fn doctor_finds_nothing_where_all_is_well_and_says_what_to_do_where_not() 
     }
     let (code, _, err) = tidemark(&["migrate"], environment.clone()).await;
     assert_eq!(code, Some(0), "{err}");
+
+    let store = folder().join("lax");
+    let lax = format!("jetstream {{ store_dir: {store:?}, sync_interval: \"30s\" }}");
+    let lax = NatsServer::start(&store, free_port(0, "").unwrap(), &lax).await.unwrap();
+    environment.insert("NATS_URL".into(), format!("nats://127.0.0.1:{}", lax.port));
+    environment.insert("TIDEMARK__NATS__MONITOR_URL".into(), lax.monitor_url());
+    let (code, out, _) = tidemark(&["doctor"], environment.clone()).await;
+    assert_eq!(code, Some(1));
+    for advice in ["syncs every 30s", "set jetstream { sync_interval: always }", "lets everyone in"] {
+        assert!(out.contains(advice), "{advice}: {out}");
+    }
 
     environment.insert("NATS_URL".into(), "nats://127.0.0.1:1".into());
     environment.insert("DATABASE_URL".into(), "postgres://127.0.0.1:1/x".into());

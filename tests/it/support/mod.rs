@@ -2,7 +2,7 @@
 
 mod process;
 mod proxy;
-mod servers;
+pub mod servers;
 mod up;
 
 use std::{collections::HashMap, future::Future, time::Duration};
