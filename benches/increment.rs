@@ -48,7 +48,7 @@ async fn main() {
     let caller = connect().await;
     let client = tidemark::client::Client::new(caller.clone(), "tm".parse().expect("a name"));
     let key = "bench".parse().expect("a name");
-    client.set_increment(&key, &IncrementSettings { base: 0 }).await.expect("the key is made");
+    client.set_increment(&key, &IncrementSettings::from_base(0)).await.expect("the key is made");
 
     let mut rates: Vec<(f64, f64)> = Vec::new();
     for round in 0..WARM_UP + ROUNDS {

@@ -85,6 +85,7 @@ pub struct Http {
 pub struct Auth {
     pub admin_token: Option<Secret>,
     pub api_key: Option<Secret>,
+    pub token_secret: Option<Secret>,
     pub open_pools_and_stages: bool,
 }
 
@@ -100,9 +101,16 @@ pub struct Watermark {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ids {
-    pub default_batch_size: u64,
-    pub max_batch_size: u64,
+    pub default_batch_size: i64,
+    pub max_batch_size: i64,
     pub prefetch_threshold: f64,
+    #[serde(with = "humantime_serde")]
+    pub token_ttl: Duration,
+    #[serde(with = "humantime_serde")]
+    pub lease_ttl: Duration,
+    #[serde(with = "humantime_serde")]
+    pub unowned_lease_ttl: Duration,
+    pub rate_limit: u32,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -199,7 +207,11 @@ impl Config {
                 format!("must be 1 or 3, not {}: two copies tolerate no loss", self.jetstream.replicas),
             );
         }
-        for (key, secret) in [("auth.admin_token", &self.auth.admin_token), ("auth.api_key", &self.auth.api_key)] {
+        for (key, secret) in [
+            ("auth.admin_token", &self.auth.admin_token),
+            ("auth.api_key", &self.auth.api_key),
+            ("auth.token_secret", &self.auth.token_secret),
+        ] {
             if let Some(length) = secret.as_ref().map(|secret| secret.expose().chars().count())
                 && length < 32
             {
@@ -216,12 +228,15 @@ impl Config {
             ("http.request_timeout", self.http.request_timeout),
             ("watermark.deadline", self.watermark.deadline),
             ("watermark.idempotency_window", self.watermark.idempotency_window),
+            ("ids.token_ttl", self.ids.token_ttl),
+            ("ids.lease_ttl", self.ids.lease_ttl),
+            ("ids.unowned_lease_ttl", self.ids.unowned_lease_ttl),
         ] {
             if duration < Duration::from_secs(1) {
                 return refuse(key, format!("must be 1s at least, is {duration:?}"));
             }
         }
-        if self.ids.default_batch_size == 0 {
+        if self.ids.default_batch_size < 1 {
             return refuse("ids.default_batch_size", "must be 1 at least".into());
         }
         if self.ids.max_batch_size < self.ids.default_batch_size {

@@ -115,6 +115,11 @@ impl Error {
         self
     }
 
+    /// When asking again may help.
+    pub fn retry_after(self, wait: std::time::Duration) -> Self {
+        self.details(serde_json::json!({ "retry_after_ms": wait.as_millis() as u64 }))
+    }
+
     pub fn source(mut self, source: impl Into<Source>) -> Self {
         self.source = Some(source.into());
         self

@@ -7,12 +7,13 @@
 //!   the OpenAPI document and the permissions that `up` writes come from it.
 //! - [`gateway`] finds the code that answers an operation: in this process, or over NATS in another.
 //! - [`ids`] answers. Domain modules know no transport and not each other.
-//! - [`watermark`] counts: compare-and-set, group commit, ranges, idempotent answers.
+//! - [`watermark`] counts: compare-and-set, group commit, ranges, leases, idempotent answers. [`snowflake`] mints ids with
+//!   a leased number, here and in the [`client`].
 //! - [`registry`] is what every instance must know at once, held in memory; [`access`] decides who may call.
 //! - [`jetstream`] and [`database`] are the two stores: connecting, `streams/`, `migrations/`.
 //!
 //! Around it: [`server`] puts a process together, [`embedded`] starts nats-server and PostgreSQL for `tidemark up` and
-//! for the tests, [`doctor`] tells what is wrong, [`cli`] is the command line. [`config`], [`error`], [`clock`],
+//! for the tests, [`instance`] is this process among its like, [`doctor`] tells what is wrong, [`cli`] is the command line. [`config`], [`error`], [`clock`],
 //! [`roles`] and [`telemetry`] are what everybody uses.
 
 pub mod access;
@@ -26,13 +27,16 @@ pub mod doctor;
 pub mod embedded;
 pub mod error;
 pub mod gateway;
+mod hex;
 pub mod http;
 pub mod ids;
+pub mod instance;
 pub mod jetstream;
 pub mod nats;
 pub mod registry;
 pub mod roles;
 pub mod server;
+pub mod snowflake;
 pub mod telemetry;
 pub mod watermark;
 

@@ -11,21 +11,22 @@ use crate::{
     api::{
         Name,
         admin::{CreateKey, ListKeys, RevokeKey},
-        ids::{Increment, SetIncrement},
     },
     client::Client,
     clock::Clock,
     config::Config,
     database::{self, DatabaseError},
-    error::{Error, chain},
+    error::{Code, Error, chain},
     gateway::{Gateway, Hosted},
-    http::{self, App, Health, Ready},
-    ids::Ids,
+    http::{self, App, Health, Limits, Ready},
+    ids::{self, Ids},
+    instance::Instance,
     jetstream::{self, ApplyError, ConnectError},
     nats,
     registry::{Registry, keys::Keys},
     roles::Role,
-    telemetry, watermark,
+    telemetry,
+    watermark::{self, Cells, leases::Leases},
 };
 
 /// Why the process can't run. Everything else is waited for.
@@ -41,6 +42,8 @@ pub enum ServeError {
     Streams(#[from] ApplyError),
     #[error("an API key could not be registered: {0}")]
     Keys(Error),
+    #[error("this instance could not take a number: {0}")]
+    Number(Error),
     #[error("the counters could not begin again: {0}")]
     BeginAgain(Error),
 }
@@ -58,6 +61,9 @@ pub struct KnownKey {
 pub struct Server {
     config: Arc<Config>,
     app: Arc<App>,
+    instance: Arc<Instance>,
+    /// The system's, unless a test moves it.
+    pub clock: Clock,
     database: PgPool,
     /// The bridge, and the few routes that a process without one may have.
     bridge: Option<TcpListener>,
@@ -73,6 +79,7 @@ struct Running {
     nats: async_nats::Client,
     services: nats::Services,
     ids: Option<Arc<Ids>>,
+    leases: Cells<Leases>,
 }
 
 impl Server {
@@ -89,10 +96,14 @@ impl Server {
             Some(port) => Some(listen("telemetry.port", host, port).await?),
             None => None,
         };
+        let clock = Clock::system();
+        let instance = Arc::new(Instance::new(&config.roles, &clock));
         let app = App { config: config.clone(), health: Health::new(database.clone()), ready: Default::default() };
         Ok(Self {
             config,
             app: Arc::new(app),
+            instance,
+            clock,
             database,
             bridge,
             monitor,
@@ -153,7 +164,7 @@ impl Server {
     async fn drain(&self, running: Option<Running>, mut http: JoinSet<std::io::Result<()>>) {
         let limit = self.config.shutdown.drain_timeout;
         let http = timeout(limit, async { while http.join_next().await.is_some() {} });
-        let Some(Running { nats, services, ids }) = running else {
+        let Some(Running { nats, services, ids, leases }) = running else {
             let _ = http.await;
             return;
         };
@@ -166,6 +177,7 @@ impl Server {
         {
             tracing::warn!("reserved ids could not be given back and are skipped");
         }
+        let _ = timeout(limit, self.instance.give_number_back(&leases, &self.clock)).await;
         // The last replies are still in the client's buffer, and closing does not wait for them.
         let closed = async { nats.flush().await.is_ok() && nats.drain().await.is_ok() };
         if !timeout(limit, closed).await.unwrap_or(false) {
@@ -192,11 +204,11 @@ impl Server {
         self.warn_of_lax_servers(&nats).await;
 
         let registry = Registry::new(jetstream.clone(), &self.config.nats.prefix);
-        tokio::spawn(registry.clone().follow(background));
+        tokio::spawn(registry.clone().follow(background.clone()));
         self.app.health.waits_for(Some("reading the registry".into()));
         registry.loaded().await;
 
-        let clock = Clock::system();
+        let clock = &self.clock;
         let mut hosted = Hosted::default();
         let keys = Arc::new(Keys::new(registry.clone(), clock.clone()));
         for known in &self.known_keys {
@@ -206,22 +218,34 @@ impl Server {
         hosted.add::<CreateKey>(&keys);
         hosted.add::<ListKeys>(&keys);
         hosted.add::<RevokeKey>(&keys);
+        let (prefix, deadline) = (&self.config.nats.prefix, self.config.watermark.deadline);
+        let name = self.instance.name();
+        let leases = Cells::new(watermark::lease_bucket(jetstream.clone(), prefix), name.clone(), deadline);
+        self.until("a number", || self.instance.take_number(&leases, clock)).await?;
+        tokio::spawn(self.instance.clone().keep_number(leases.clone(), clock.clone(), background));
         let ids = self.config.roles.contains(&Role::Ids).then(|| {
-            let bucket = watermark::bucket(jetstream.clone(), &self.config.nats.prefix);
-            Arc::new(Ids::new(registry.clone(), bucket, &self.config, clock.clone()))
+            let marks = Cells::new(watermark::bucket(jetstream.clone(), prefix), name.clone(), deadline);
+            let stores = ids::Stores { registry: registry.clone(), marks, leases: leases.clone() };
+            Arc::new(Ids::new(stores, &self.config, clock.clone(), name))
         });
         if let Some(ids) = &ids {
             if self.fresh {
                 ids.begin_again().await.map_err(ServeError::BeginAgain)?;
             }
-            hosted.add::<Increment>(ids);
-            hosted.add::<SetIncrement>(ids);
+            ids.host(&mut hosted);
         }
-        let services = self.until("the NATS services", || nats::serve(&nats, &self.config.nats, &hosted)).await?;
+        let (instance, reserving) = (self.instance.clone(), ids.clone());
+        let report = move || instance.report(reserving.as_ref().map(|ids| ids.at_hand()).unwrap_or_default());
+        let serve = || nats::serve(&nats, &self.config.nats, &hosted, report.clone());
+        let services = self.until("the NATS services", serve).await?;
         let client = Client::new(nats.clone(), self.config.nats.prefix.clone());
-        let ready = Ready { gateway: Gateway::new(hosted, client), gate: Gate::new(&self.config.auth, registry) };
+        let ready = Ready {
+            gateway: Gateway::new(hosted, client),
+            gate: Gate::new(&self.config.auth, registry, clock.clone()),
+            limits: Limits::new(&self.config),
+        };
         self.app.ready.set(ready).ok();
-        Ok(Running { nats, services, ids })
+        Ok(Running { nats, services, ids, leases })
     }
 
     /// Tries until it works, saying what it waits for. Errors that waiting won't mend end it.
@@ -301,6 +325,16 @@ impl From<ApplyError> for Obstacle {
         match error {
             ApplyError::Identity(_) => Self::Final(error.into()),
             error => Self::Passing(chain(&error)),
+        }
+    }
+}
+
+impl From<Error> for Obstacle {
+    fn from(error: Error) -> Self {
+        if error.code == Code::Unavailable {
+            Self::Passing(chain(&error))
+        } else {
+            Self::Final(ServeError::Number(error))
         }
     }
 }

@@ -20,6 +20,26 @@ pub struct Call<O: Operation> {
 pub struct Context {
     pub idempotency_key: Option<IdempotencyKey>,
     pub trace: Trace,
+    /// How the caller or a proxy calls the request, for the records.
+    pub named: Option<Arc<str>>,
+}
+
+impl Context {
+    /// The header that names a request, on both transports.
+    pub const NAME_HEADER: &str = "X-Request-ID";
+
+    /// What the request is remembered by.
+    pub fn request_id(&self) -> Option<Arc<str>> {
+        let key = || self.idempotency_key.as_ref().map(|key| key.0.clone());
+        self.named.clone().or_else(key).or_else(|| self.trace.id().map(Arc::from))
+    }
+
+    /// A name that is too long to keep is cut: it is for people.
+    pub fn name(header: Option<&str>) -> Option<Arc<str>> {
+        let text = header?;
+        let end = text.char_indices().nth(128).map_or(text.len(), |(end, _)| end);
+        (!text.is_empty()).then(|| text[..end].into())
+    }
 }
 
 /// A domain module's answer to an operation.

@@ -2,6 +2,7 @@
 
 mod call;
 mod doctor;
+mod instances;
 mod serve;
 mod streams;
 mod up;
@@ -42,6 +43,8 @@ enum Command {
     Streams(streams::Command),
     /// Look at NATS, PostgreSQL and the streams, and say what is wrong.
     Doctor,
+    /// List who is alive: number, roles, version, uptime, ranges held.
+    Instances(instances::Options),
     /// Print the OpenAPI document.
     Openapi,
     /// Send one request over NATS and print the reply.
@@ -82,6 +85,7 @@ impl Cli {
             Command::Migrate => migrate(&config).await,
             Command::Streams(command) => streams::run(&config, command).await,
             Command::Doctor => doctor::run(&config).await,
+            Command::Instances(options) => instances::run(&config, options).await,
             Command::Openapi => {
                 print(serde_json::to_string_pretty(&http::openapi_document())?)?;
                 Ok(ExitCode::SUCCESS)

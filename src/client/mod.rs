@@ -5,7 +5,7 @@
 //! use tidemark::{api::ids::IncrementRequest, client::Client};
 //!
 //! let client = Client::connect("nats://127.0.0.1:4222").await?;
-//! let ids = client.increment(&"orders".parse()?, &IncrementRequest { size: Some(3) }).await?;
+//! let ids = client.increment(&"orders".parse()?, &IncrementRequest { size: Some(3), ..Default::default() }).await?;
 //! println!("{:?}", ids.id);
 //! # Ok(())
 //! # }
@@ -72,6 +72,9 @@ impl Client {
         }
         if let Some(trace) = context.trace.header() {
             headers.insert(Trace::HEADER, trace);
+        }
+        if let Some(name) = &context.named {
+            headers.insert(Context::NAME_HEADER, &**name);
         }
         let subject = O::INFO.subject(&self.prefix, target);
         let body = Encoding::MessagePack.encode(request)?;

@@ -71,9 +71,16 @@ async fn call<O: Operation>(
     let (parts, body) = request.into_parts();
     let ready = app.ready()?;
     // Before the body is read: strangers get no work out of us.
-    if !app.is_open(info.surface) {
-        ready.gate.identify(credential(&parts.headers))?.may(info.scope)?;
-    }
+    let caller = match app.is_open(info.surface) {
+        true => None,
+        false => {
+            let credential = credential(&parts.headers);
+            let caller = ready.gate.identify(credential)?;
+            caller.may(info)?;
+            ready.limits.admit(info, credential.unwrap_or_default())?;
+            Some(caller)
+        }
+    };
     let mut params = Params::default();
     path.into_iter().try_for_each(|(name, value)| params.add_text(name, value))?;
     params.add_query(parts.uri.query().unwrap_or_default())?;
@@ -82,6 +89,9 @@ async fn call<O: Operation>(
         params.add_body(Encoding::of(text(&parts.headers, "content-type")), &body)?;
     }
     let names = info.target.iter().map(|name| params.take_text(name)?.parse()).collect::<Result<Vec<Name>>>()?;
+    if let Some(caller) = caller {
+        caller.may_reach(&names)?;
+    }
     let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;
     let context = Context {
         idempotency_key: parts
@@ -90,6 +100,7 @@ async fn call<O: Operation>(
             .map(|value| IdempotencyKey::from_header(value.as_bytes()))
             .transpose()?,
         trace: parts.extensions.get::<Trace>().copied().unwrap_or_default(),
+        named: Context::name(text(&parts.headers, Context::NAME_HEADER)),
     };
     let answer = ready.gateway.call::<O>(Call { target, request: params.into_request()?, context }).await?;
     dialect::success(info.surface, info.success, encoding, &answer)

@@ -18,13 +18,18 @@ use crate::{
 struct Envelope<T> {
     code: u16,
     message: &'static str,
-    data: T,
+    /// An answer that says nothing but yes has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<T>,
 }
 
 /// A successful answer.
-pub fn success(surface: Surface, status: u16, encoding: Encoding, answer: &impl Serialize) -> Result<Response> {
+pub fn success<A: Serialize>(surface: Surface, status: u16, encoding: Encoding, answer: &A) -> Result<Response> {
     let body = match surface {
-        Surface::Ids | Surface::Timers => encoding.encode(&Envelope { code: 0, message: "success", data: answer }),
+        Surface::Ids | Surface::Timers => {
+            let data = (size_of::<A>() > 0).then_some(answer);
+            encoding.encode(&Envelope { code: 0, message: "success", data })
+        }
         Surface::Pools | Surface::Stages | Surface::Usage | Surface::Native => encoding.encode(answer),
     }?;
     Ok(respond(status, encoding.content_type(), body))
@@ -58,6 +63,9 @@ fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> R
 fn decorate(error: &Error, mut response: Response) -> Response {
     if error.code == Code::Unauthenticated {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    if let Some(wait) = error.details.as_ref().and_then(|details| details["retry_after_ms"].as_u64()) {
+        response.headers_mut().insert(header::RETRY_AFTER, wait.div_ceil(1000).into());
     }
     response
 }

@@ -4,6 +4,7 @@ mod bridge;
 mod dialect;
 mod edge;
 mod health;
+mod limits;
 mod openapi;
 mod params;
 
@@ -20,6 +21,7 @@ use axum::{
 use tower_http::compression::CompressionLayer;
 
 pub use health::Health;
+pub use limits::Limits;
 pub use openapi::document as openapi_document;
 
 use crate::{
@@ -42,6 +44,7 @@ pub struct App {
 pub struct Ready {
     pub gateway: Gateway,
     pub gate: Gate,
+    pub limits: Limits,
 }
 
 impl App {

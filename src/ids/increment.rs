@@ -1,179 +1,141 @@
 //! Increment keys. The configuration is a record of the registry; the mark is a counter of its own.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, RwLock,
-        atomic::{AtomicI64, Ordering},
-    },
-    time::Duration,
+use super::{
+    Ids,
+    formatted::Scope,
+    keys::{KeyRecord, Kind, check_name, other_type, size, taken_by_other_type},
+    sequences::{CounterName, Taking},
 };
-
-use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
-
 use crate::{
     api::{
-        Call, Handle, Name, Operation,
-        ids::{self, Increment, IncrementConfig, SetIncrement},
+        self, Call, Handle, Name, Operation,
+        ids::{GetIncrement, IdType, Increment, IncrementConfig, IncrementSettings, SetIncrement},
     },
-    clock::Clock,
-    config::Config,
     error::{Code, Error, Result},
-    jetstream::Bucket,
-    registry::{Record, Registry, Row},
-    watermark::{Cells, Mark, Once, RangeSettings, Ranges, Steps, lost},
+    watermark::{Bounds, Mark, Once, Steps, lost},
 };
 
-/// The most ids of one request.
-const MAX_SIZE: u32 = 1000;
+/// Steps beyond this would leave a counter with hardly any number.
+const LARGEST_DELTA: i64 = 1_000_000_000_000;
 
-/// An increment key as the registry has it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct IncrementRecord {
-    pub base: i64,
-    pub created_at: DateTime<Utc>,
-    pub updated_at: DateTime<Utc>,
-}
-
-impl Record for IncrementRecord {
-    const TABLE: &'static str = "increment";
-}
-
-/// Answers the operations on identifiers.
-pub struct Ids {
-    registry: Registry,
-    cells: Cells<Mark>,
-    settings: RangeSettings,
-    idempotency_window: Duration,
-    clock: Clock,
-    counters: RwLock<HashMap<Name, Arc<Counter>>>,
-}
-
-/// A key in use by this process.
-struct Counter {
-    ranges: Arc<Ranges>,
-    /// The base that its ranges know of.
-    base: AtomicI64,
+pub(super) fn counter(key: &Name) -> CounterName<'_> {
+    CounterName { key, id_type: IdType::Increment, scope: Scope::Whole }
 }
 
 impl Ids {
-    pub fn new(registry: Registry, bucket: Bucket, config: &Config, clock: Clock) -> Self {
-        Self {
-            registry,
-            cells: Cells::new(bucket, config.watermark.deadline),
-            settings: RangeSettings {
-                default_size: config.ids.default_batch_size,
-                max_size: config.ids.max_batch_size,
-                prefetch_threshold: config.ids.prefetch_threshold,
-            },
-            idempotency_window: config.watermark.idempotency_window,
-            clock,
-            counters: RwLock::default(),
+    async fn increment_key(&self, key: &Name) -> Result<(std::sync::Arc<KeyRecord>, IncrementSettings)> {
+        let record = self.existing(key).await?;
+        match &record.kind {
+            Kind::Increment(settings) => Ok((record.clone(), settings.clone())),
+            _ => Err(other_type(key, IdType::Increment, &record)),
         }
     }
-
-    /// Puts every key whose counter is lost back to its base. Ids repeat; somebody has said that this is meant.
-    pub async fn begin_again(&self) -> Result<()> {
-        for (key, record) in self.registry.increments.all() {
-            let base = record.base;
-            let begin = move |state: &mut Option<Mark>| Ok(state.get_or_insert(Mark { mark: base }).mark);
-            self.cells.change(&counter_key(&key), begin).await?;
-        }
-        Ok(())
-    }
-
-    /// Gives back what was reserved and not used. Call it when no request is under way any more.
-    pub async fn stop(&self) {
-        let counters: Vec<_> = self
-            .counters
-            .write()
-            .expect("no panic while counters are held")
-            .drain()
-            .map(|(_, counter)| counter)
-            .collect();
-        futures::future::join_all(counters.iter().map(|counter| counter.ranges.stop())).await;
-    }
-
-    fn counter(&self, key: &Name, base: i64) -> Arc<Counter> {
-        let known = self.counters.read().expect("no panic while counters are held").get(key).cloned();
-        let counter = known.unwrap_or_else(|| {
-            let mut counters = self.counters.write().expect("no panic while counters are held");
-            let make = || {
-                let ranges = Ranges::new(self.cells.clone(), counter_key(key), self.settings.clone());
-                Arc::new(Counter { ranges, base: base.into() })
-            };
-            counters.entry(key.clone()).or_insert_with(make).clone()
-        });
-        // Somebody moved the base: what was reserved below it is no longer given.
-        if counter.base.fetch_max(base, Ordering::Relaxed) < base {
-            counter.ranges.skip_to(base);
-        }
-        counter
-    }
-}
-
-/// Where a key's mark stands in the bucket.
-fn counter_key(key: &Name) -> String {
-    format!("increment.{key}")
 }
 
 impl Handle<Increment> for Ids {
-    async fn handle(&self, call: Call<Increment>) -> Result<ids::Ids> {
-        self.registry.ready()?;
+    async fn handle(&self, call: Call<Increment>) -> Result<api::ids::Ids> {
         let key = &call.target;
-        let Some(record) = self.registry.find(&self.registry.increments, key).await?.record else {
-            return Err(Error::new(Code::NotFound, format!("key not found: {key}")));
-        };
-        let count = call.request.size.unwrap_or(1);
-        if !(1..=MAX_SIZE).contains(&count) {
-            let problem = format!("must lie between 1 and {MAX_SIZE}, is {count}");
-            return Err(Error::field_as(Code::SizeExceedsLimit, "size", problem));
+        let record = self.existing(key).await?;
+        let Kind::Increment(settings) = &record.kind else { return Err(other_type(key, IdType::Increment, &record)) };
+        let count = size(call.request.size)?;
+        let step = call.request.delta.unwrap_or(settings.delta);
+        if !(1..=settings.max_request_delta).contains(&step) {
+            let problem = format!("must lie between 1 and {}, is {step}", settings.max_request_delta);
+            return Err(Error::field_as(Code::DeltaExceedsLimit, "delta", problem));
         }
-        let counter = self.counter(key, record.base);
-        let take = || counter.ranges.take(Steps { count, step: 1 });
+        let random = call.request.rand_delta.unwrap_or(settings.rand_delta);
+        let taking = Taking {
+            steps: Steps { count, step, random },
+            bounds: Bounds { base: settings.base, max: settings.max.unwrap_or(i64::MAX) },
+            mode: settings.mode,
+        };
+        let request = call.context.request_id();
         let id = match &call.context.idempotency_key {
-            None => take().await?,
+            None => self.sequences.take(counter(key), taking, &request).await?,
             Some(name) => {
-                let once = Once::new(&Increment::INFO, key, name, &count, self.idempotency_window)?;
-                match once.find(self.cells.bucket()).await? {
-                    Some(given) => given,
-                    None => once.settle(self.cells.bucket(), take().await?).await?,
-                }
+                let once = Once::new(&Increment::INFO, key, name, &call.request, self.idempotency_window)?;
+                self.sequences.take_once(counter(key), taking, &request, once).await?
             }
         };
-        Ok(ids::Ids { id })
+        Ok(api::ids::Ids { id })
     }
 }
 
 impl Handle<SetIncrement> for Ids {
     async fn handle(&self, call: Call<SetIncrement>) -> Result<IncrementConfig> {
-        self.registry.ready()?;
-        let (key, base) = (call.target, call.request.base);
-        if base < 0 {
-            return Err(Error::field("base", format!("must not be negative, is {base}")));
-        }
-        let Row { record: known, revision } = self.registry.find(&self.registry.increments, &key).await?;
-        let (exists, unchanged) = (known.is_some(), known.as_ref().is_some_and(|record| record.base == base));
+        let (key, settings) = (call.target, call.request);
+        check(&settings)?;
+        let row = self.find(&key).await?;
+        let known = match row.record.as_deref() {
+            None => None,
+            Some(KeyRecord { kind: Kind::Increment(known), .. }) => Some(known),
+            Some(record) => return Err(taken_by_other_type(&key, record)),
+        };
+        let (base, exists, unchanged) =
+            (settings.base, known.is_some(), known.is_some_and(|known| known.base == settings.base));
         // First the mark, then the record: after a crash between the two, the same call again completes it.
         let jump = move |state: &mut Option<Mark>| match state {
             None if exists => Err(lost()),
-            None => Ok(state.insert(Mark { mark: base }).mark),
+            None => Ok(state.insert(Mark::at(base)).mark),
             Some(mark) if base > mark.mark => {
-                mark.mark = base;
+                *mark = Mark::at(base);
                 Ok(base)
             }
             Some(mark) if base == mark.mark || unchanged => Ok(mark.mark),
-            Some(Mark { mark }) => {
+            Some(Mark { mark, .. }) => {
                 let problem = format!("must not lie below the current value {mark}: ids would repeat");
                 Err(Error::field("base", problem).details(serde_json::json!({ "field": "base", "current": mark })))
             }
         };
-        let current = self.cells.change(&counter_key(&key), jump).await?.answer;
-        let now = self.clock.now();
-        let created_at = known.map_or(now, |record| record.created_at);
-        let record = IncrementRecord { base, created_at, updated_at: now };
-        self.registry.store(&key, &record, revision).await?;
-        Ok(IncrementConfig { key, base, current, created_at, updated_at: now })
+        let request = call.context.request_id();
+        let current = self.sequences.cells().change(&counter(&key).to_string(), request, jump).await?.answer;
+        let record = self.store(&key, row, Kind::Increment(settings.clone())).await?;
+        Ok(describe(key, settings, &record, current))
+    }
+}
+
+impl Handle<GetIncrement> for Ids {
+    async fn handle(&self, call: Call<GetIncrement>) -> Result<IncrementConfig> {
+        let (record, settings) = self.increment_key(&call.target).await?;
+        let mark = self.sequences.cells().read(&counter(&call.target).to_string()).await?.ok_or_else(lost)?;
+        Ok(describe(call.target, settings, &record, mark.mark))
+    }
+}
+
+fn check(settings: &IncrementSettings) -> Result<()> {
+    check_name(&settings.name)?;
+    let IncrementSettings { base, delta, max_request_delta, max, .. } = settings;
+    if *base < 0 {
+        return Err(Error::field("base", format!("must not be negative, is {base}")));
+    }
+    if !(1..=LARGEST_DELTA).contains(max_request_delta) {
+        let problem = format!("must lie between 1 and {LARGEST_DELTA}, is {max_request_delta}");
+        return Err(Error::field("max_request_delta", problem));
+    }
+    if !(1..=*max_request_delta).contains(delta) {
+        let problem = format!("must lie between 1 and max_request_delta, which is {max_request_delta}, is {delta}");
+        return Err(Error::field_as(Code::DeltaExceedsLimit, "delta", problem));
+    }
+    match max {
+        Some(max) if max <= base => Err(Error::field("max", format!("must lie above base, which is {base}, is {max}"))),
+        _ => Ok(()),
+    }
+}
+
+fn describe(key: Name, settings: IncrementSettings, record: &KeyRecord, current: i64) -> IncrementConfig {
+    let IncrementSettings { name, base, delta, max_request_delta, rand_delta, mode, max } = settings;
+    let KeyRecord { created_at, updated_at, .. } = *record;
+    IncrementConfig {
+        key,
+        name,
+        base,
+        current,
+        delta,
+        max_request_delta,
+        rand_delta,
+        mode,
+        max,
+        created_at,
+        updated_at,
     }
 }

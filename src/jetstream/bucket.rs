@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use async_nats::{
     Client, HeaderMap, header,
-    jetstream::{self, stream::LastRawMessageErrorKind},
+    jetstream::{self, consumer::pull, stream::LastRawMessageErrorKind},
 };
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use futures::StreamExt;
 
 use super::{
     batch::{Message, publish_batch},
@@ -71,6 +73,55 @@ impl Bucket {
             Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Ok(None),
             Err(error) => Err(unavailable(error.into())),
         }
+    }
+
+    /// The values that a key had, with the time of each, in their order. Keys that expire leave nothing.
+    pub async fn history(&self, key: &str) -> Result<Vec<(DateTime<Utc>, Bytes)>> {
+        let mut values = Vec::new();
+        if self.read(key).await?.is_none() {
+            return Ok(values);
+        }
+        let unavailable = |error: async_nats::Error| {
+            Error::unavailable(format!("the history in {} can't be read", self.name)).source(error)
+        };
+        let stream = self
+            .jetstream
+            .get_stream_no_info(format!("KV_{}", self.name))
+            .await
+            .map_err(|error| unavailable(error.into()))?;
+        let config = pull::OrderedConfig { filter_subject: self.subject(key), ..Default::default() };
+        let consumer = stream.create_consumer(config).await.map_err(|error| unavailable(error.into()))?;
+        let mut messages = consumer.messages().await.map_err(|error| unavailable(error.into()))?;
+        while let Some(message) = messages.next().await {
+            let message = message.map_err(|error| unavailable(error.into()))?;
+            let info = message.info().map_err(unavailable)?;
+            let at = DateTime::from_timestamp_nanos(info.published.unix_timestamp_nanos() as i64);
+            let last = info.pending == 0;
+            values.push((at, message.payload.clone()));
+            if last {
+                break;
+            }
+        }
+        Ok(values)
+    }
+
+    /// The keys that begin with a prefix of whole tokens.
+    pub async fn keys_below(&self, prefix: &str) -> Result<Vec<String>> {
+        let unavailable = |error: async_nats::Error| {
+            Error::unavailable(format!("the keys of {} can't be listed", self.name)).source(error)
+        };
+        let stream = self
+            .jetstream
+            .get_stream_no_info(format!("KV_{}", self.name))
+            .await
+            .map_err(|error| unavailable(error.into()))?;
+        let filter = self.subject(&format!("{prefix}.>"));
+        let mut subjects = stream.info_with_subjects(filter).await.map_err(|error| unavailable(error.into()))?;
+        let (mut keys, skipped) = (Vec::new(), self.subject("").len());
+        while let Some(subject) = subjects.next().await {
+            keys.push(subject.map_err(|error| unavailable(error.into()))?.0[skipped..].to_owned());
+        }
+        Ok(keys)
     }
 
     /// Writes all or none. Returns the revision of the last one.

@@ -11,6 +11,7 @@ use crate::api::Name;
 
 const FILES: &[(&str, &str)] = &[
     ("counters.toml", include_str!("../../streams/counters.toml")),
+    ("leases.toml", include_str!("../../streams/leases.toml")),
     ("registry.toml", include_str!("../../streams/registry.toml")),
 ];
 

@@ -23,6 +23,7 @@ use crate::{
     config,
     error::{Error, Result},
     gateway::{Hosted, Wired},
+    instance::Report,
     telemetry::Trace,
 };
 
@@ -32,19 +33,33 @@ pub struct Services {
     endpoints: JoinSet<()>,
 }
 
+/// Every process hosts this service, whatever its roles, so its statistics carry what an instance reports of itself.
+const EVERYWHERE: &str = "admin";
+
+/// Where all instances can be asked for their statistics.
+pub fn statistics_subject(prefix: &Name) -> String {
+    format!("$SRV.STATS.{prefix}-{EVERYWHERE}")
+}
+
 /// Starts to serve. Each service of the declarations is one micro service, each operation one endpoint of it.
-pub async fn serve(client: &Client, nats: &config::Nats, hosted: &Hosted) -> Result<Services, async_nats::Error> {
+pub async fn serve(
+    client: &Client,
+    nats: &config::Nats,
+    hosted: &Hosted,
+    report: impl Fn() -> Report + Send + Sync + Clone + 'static,
+) -> Result<Services, async_nats::Error> {
     let mut by_service: BTreeMap<&str, Vec<Arc<dyn Wired>>> = BTreeMap::new();
     for operation in hosted.wired() {
         by_service.entry(operation.info().service).or_default().push(operation.clone());
     }
     let mut running = Services { services: Vec::new(), endpoints: JoinSet::new() };
     for (name, operations) in by_service {
-        let service = client
-            .service_builder()
-            .description(format!("Tidemark: {name}"))
-            .start(format!("{}-{name}", nats.prefix), env!("CARGO_PKG_VERSION"))
-            .await?;
+        let mut builder = client.service_builder().description(format!("Tidemark: {name}"));
+        if name == EVERYWHERE {
+            let report = report.clone();
+            builder = builder.stats_handler(move |_, _| serde_json::json!(report()));
+        }
+        let service = builder.start(format!("{}-{name}", nats.prefix), env!("CARGO_PKG_VERSION")).await?;
         for operation in operations {
             let info = operation.info();
             let endpoint = service
@@ -129,6 +144,7 @@ async fn answer(operation: &dyn Wired, encoding: Encoding, leading: usize, reque
     let context = Context {
         idempotency_key: header(request, IdempotencyKey::HEADER).map(str::parse).transpose()?,
         trace: Trace::from_header(header(request, Trace::HEADER)),
+        named: Context::name(header(request, Context::NAME_HEADER)),
     };
     let span = match context.trace.id() {
         Some(trace_id) => tracing::info_span!("nats", trace_id),

@@ -19,7 +19,7 @@ pub use table::{Record, Row, Table};
 use crate::{
     api::Name,
     error::{Code, Error, Result},
-    ids::IncrementRecord,
+    ids::KeyRecord,
     jetstream::{Bucket, CasError, Write},
 };
 
@@ -27,7 +27,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Registry {
     pub keys: Table<keys::ApiKey>,
-    pub increments: Table<IncrementRecord>,
+    pub ids: Table<KeyRecord>,
     /// The newest revision that the tables have, once they have been read.
     seen: watch::Sender<Option<u64>>,
     bucket: Bucket,
@@ -38,7 +38,7 @@ impl Registry {
     pub fn new(jetstream: jetstream::Context, prefix: &Name) -> Self {
         Self {
             keys: Table::default(),
-            increments: Table::default(),
+            ids: Table::default(),
             seen: watch::Sender::new(None),
             bucket: Bucket::new(jetstream, format!("{prefix}_registry")),
         }
@@ -87,7 +87,7 @@ impl Registry {
     /// The end of a first pass: whatever is not in the bucket any more goes.
     fn begin_with(&self, present: &HashSet<String>, revision: u64) {
         self.keys.retain(present);
-        self.increments.retain(present);
+        self.ids.retain(present);
         self.seen.send_replace(Some(revision));
     }
 
@@ -96,7 +96,7 @@ impl Registry {
         let value = if entry.operation == kv::Operation::Put { &*entry.value } else { b"null" };
         match entry.key.split_once('.') {
             Some((keys::ApiKey::TABLE, id)) => self.keys.apply(id, value, entry.revision),
-            Some((IncrementRecord::TABLE, id)) => self.increments.apply(id, value, entry.revision),
+            Some((KeyRecord::TABLE, id)) => self.ids.apply(id, value, entry.revision),
             _ => tracing::debug!(key = entry.key, "an entry of a newer version is left alone"),
         }
     }

@@ -15,6 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use futures::future::join_all;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
@@ -22,7 +23,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Once, once};
+use super::{Once, RequestId, once};
 use crate::{
     error::{Code, Error, Result},
     jetstream::{Bucket, CasError, Write},
@@ -40,6 +41,7 @@ const IDLE: Duration = Duration::from_secs(60);
 /// The keys of one kind of state. Cheap to clone.
 pub struct Cells<S> {
     bucket: Bucket,
+    instance: Arc<str>,
     deadline: Duration,
     tasks: Tasks<S>,
 }
@@ -58,7 +60,21 @@ pub struct Committed<A> {
 #[derive(Serialize, Deserialize)]
 struct Stored<S> {
     nonce: String,
+    /// The instance that wrote it, and the first request that it was for: who was given what.
+    #[serde(default)]
+    by: Arc<str>,
+    #[serde(default, rename = "for", skip_serializing_if = "Option::is_none")]
+    request: RequestId,
     state: S,
+}
+
+/// One of the states that a key had.
+#[derive(Debug, Clone)]
+pub struct Past<S> {
+    pub state: S,
+    pub at: DateTime<Utc>,
+    pub by: Arc<str>,
+    pub request: RequestId,
 }
 
 /// A state that changes under [`Cells`].
@@ -66,8 +82,9 @@ pub trait State: Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync 
 impl<S: Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static> State for S {}
 
 impl<S: State> Cells<S> {
-    pub fn new(bucket: Bucket, deadline: Duration) -> Self {
-        Self { bucket, deadline, tasks: Arc::default() }
+    /// `instance` is the name that our changes are signed with.
+    pub fn new(bucket: Bucket, instance: impl Into<Arc<str>>, deadline: Duration) -> Self {
+        Self { bucket, instance: instance.into(), deadline, tasks: Arc::default() }
     }
 
     pub fn bucket(&self) -> &Bucket {
@@ -81,10 +98,11 @@ impl<S: State> Cells<S> {
     pub async fn change<A: Send + 'static>(
         &self,
         key: &str,
+        request: RequestId,
         apply: impl FnMut(&mut Option<S>) -> Result<A> + Send + 'static,
     ) -> Result<Committed<A>> {
         let (reply, answer) = oneshot::channel();
-        self.submit(key, Box::new(Plain { apply, answer: None, reply })).await?;
+        self.submit(key, Box::new(Plain { request, apply, answer: None, reply })).await?;
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 
@@ -92,6 +110,7 @@ impl<S: State> Cells<S> {
     pub async fn change_once<A: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         key: &str,
+        request: RequestId,
         once: Once,
         apply: impl FnMut(&mut Option<S>) -> Result<A> + Send + 'static,
     ) -> Result<A> {
@@ -99,7 +118,7 @@ impl<S: State> Cells<S> {
             return Ok(answer);
         }
         let (reply, answer) = oneshot::channel();
-        let plain = Plain { apply, answer: None, reply };
+        let plain = Plain { request, apply, answer: None, reply };
         self.submit(key, Box::new(Recorded { plain, once })).await?;
         answer.await.unwrap_or_else(|_| Err(stopped())).map(|committed| committed.answer)
     }
@@ -107,6 +126,16 @@ impl<S: State> Cells<S> {
     /// Reads a key's state as the leader has it.
     pub async fn read(&self, key: &str) -> Result<Option<S>> {
         Ok(read(&self.bucket, key).await?.map(|(_, state, _)| state))
+    }
+
+    /// The states that a key had, as far back as the bucket keeps them, in their order.
+    pub async fn history(&self, key: &str) -> Result<Vec<Past<S>>> {
+        let entries = self.bucket.history(key).await?;
+        let past = entries.into_iter().map(|(at, value)| {
+            let Stored { by, request, state, .. } = decode(key, &value)?;
+            Ok(Past { state, at, by, request })
+        });
+        past.collect()
     }
 
     /// Puts a key from a known revision and state to another state, in one attempt that is never repeated. Whether it
@@ -117,8 +146,12 @@ impl<S: State> Cells<S> {
             Some((_, state, found)) if found == revision && state == *from => {}
             _ => return Err(Error::new(Code::Conflict, "the key was changed since")),
         }
-        let write = Write { key: key.to_owned(), value: encode(to)?.1, expected: revision, ttl: None };
+        let write = Write { key: key.to_owned(), value: self.encode(to)?, expected: revision, ttl: None };
         self.bucket.write(&[write]).await.map(drop).map_err(|error| Error::unavailable("not replaced").source(error))
+    }
+
+    fn encode(&self, state: &S) -> Result<Bytes> {
+        Ok(encode(state, self.instance.clone(), None)?.1)
     }
 
     async fn submit(&self, key: &str, mut change: Box<dyn Change<S>>) -> Result<()> {
@@ -139,7 +172,13 @@ impl<S: State> Cells<S> {
         }
         let (sender, receiver) = mpsc::channel(QUEUE);
         tasks.insert(key.to_owned(), sender.clone());
-        let cell = Cell { bucket: self.bucket.clone(), key: key.to_owned(), deadline: self.deadline, known: None };
+        let cell = Cell {
+            bucket: self.bucket.clone(),
+            instance: self.instance.clone(),
+            key: key.to_owned(),
+            deadline: self.deadline,
+            known: None,
+        };
         tokio::spawn(cell.run(receiver, self.tasks.clone()));
         sender
     }
@@ -147,13 +186,15 @@ impl<S: State> Cells<S> {
 
 impl<S> Clone for Cells<S> {
     fn clone(&self) -> Self {
-        Self { bucket: self.bucket.clone(), deadline: self.deadline, tasks: self.tasks.clone() }
+        let (bucket, instance) = (self.bucket.clone(), self.instance.clone());
+        Self { bucket, instance, deadline: self.deadline, tasks: self.tasks.clone() }
     }
 }
 
 /// One key's task.
 struct Cell<S> {
     bucket: Bucket,
+    instance: Arc<str>,
     key: String,
     deadline: Duration,
     /// The state after our own last write or read, and its revision.
@@ -223,7 +264,8 @@ impl<S: State> Cell<S> {
         let Some(state) = &after else {
             return Err(Error::internal("a change answered without leaving a state"));
         };
-        let (nonce, value) = encode(state)?;
+        let request = group.changes.iter().find_map(|change| change.request());
+        let (nonce, value) = encode(state, self.instance.clone(), request)?;
         // The counter comes last: the ack's sequence is its revision.
         writes.push(Write { key: self.key.clone(), value, expected: revision, ttl: None });
         if let Some(revision) = self.write_until(&writes, &nonce, deadline).await? {
@@ -300,15 +342,20 @@ async fn pause_before(deadline: Instant) -> bool {
 
 async fn read<S: State>(bucket: &Bucket, key: &str) -> Result<Option<(String, S, u64)>> {
     let Some(entry) = bucket.read(key).await? else { return Ok(None) };
-    let stored: Stored<S> = serde_json::from_slice(&entry.value)
-        .map_err(|error| Error::internal(format!("the counter {key} is broken: {error}")))?;
+    let stored = decode::<S>(key, &entry.value)?;
     Ok(Some((stored.nonce, stored.state, entry.revision)))
 }
 
-fn encode<S: Serialize>(state: &S) -> Result<(String, Bytes)> {
+fn decode<S: DeserializeOwned>(key: &str, value: &[u8]) -> Result<Stored<S>> {
+    serde_json::from_slice(value).map_err(|error| Error::internal(format!("the counter {key} is broken: {error}")))
+}
+
+/// The value with its nonce.
+fn encode<S: Serialize>(state: &S, by: Arc<str>, request: RequestId) -> Result<(String, Bytes)> {
     let nonce = uuid::Uuid::new_v4().simple().to_string();
-    let value = serde_json::to_vec(&Stored { nonce: nonce.clone(), state }).map_err(Error::internal)?;
-    Ok((nonce, value.into()))
+    let stored = Stored { nonce, by, request, state };
+    let value = serde_json::to_vec(&stored).map_err(Error::internal)?;
+    Ok((stored.nonce, value.into()))
 }
 
 /// The task ended without an answer: the runtime stops, or a change panicked.
@@ -398,6 +445,7 @@ trait Change<S>: Send {
     /// Applies it to the state and keeps the answer.
     fn apply(&mut self, state: &mut Option<S>);
     fn once(&self) -> Option<&Once>;
+    fn request(&self) -> RequestId;
     /// The record of the answer just computed.
     fn record(&self) -> Result<Option<Write>>;
     /// The error just computed.
@@ -409,6 +457,7 @@ trait Change<S>: Send {
 }
 
 struct Plain<A, F> {
+    request: RequestId,
     apply: F,
     answer: Option<Result<A>>,
     reply: oneshot::Sender<Result<Committed<A>>>,
@@ -421,6 +470,10 @@ impl<S, A: Send, F: FnMut(&mut Option<S>) -> Result<A> + Send> Change<S> for Pla
 
     fn once(&self) -> Option<&Once> {
         None
+    }
+
+    fn request(&self) -> RequestId {
+        self.request.clone()
     }
 
     fn record(&self) -> Result<Option<Write>> {
@@ -462,6 +515,10 @@ where
 
     fn once(&self) -> Option<&Once> {
         Some(&self.once)
+    }
+
+    fn request(&self) -> RequestId {
+        self.plain.request.clone()
     }
 
     fn record(&self) -> Result<Option<Write>> {

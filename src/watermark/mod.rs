@@ -2,21 +2,44 @@
 //!
 //! - [`Cells`] changes keys with group commit: all callers that wait share one synced write, in strict order.
 //! - [`Ranges`] reserves numbers ahead and serves them from memory, for callers that want latency.
+//! - [`leases`] hands out numbers for a while, each to one holder at a time.
 //! - [`once`] gives a repeated request its first answer again.
 //!
 //! The promise of the whole: a number may be skipped, but it is never given twice.
 
 mod cells;
+pub mod leases;
+mod numbers;
 pub mod once;
 mod ranges;
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use crate::{api::Name, jetstream::Bucket};
 
-pub use cells::{Cells, Committed};
+pub use cells::{Cells, Committed, Past};
+pub use numbers::{Bounds, Mark, Steps, lost};
 pub use once::Once;
-pub use ranges::{Mark, RangeSettings, Ranges, Steps, lost};
+pub use ranges::{Absent, RangeSettings, Ranges};
 
-/// The bucket that the counters live in.
+/// The caller's or the proxy's name for a request, kept beside what it took. It grants and decides nothing.
+pub type RequestId = Option<Arc<str>>;
+
+/// Numbers of one counter that a process has reserved and not given yet.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AtHand {
+    pub counter: String,
+    pub numbers: i64,
+}
+
+/// Where the marks live, with their history.
 pub fn bucket(jetstream: async_nats::jetstream::Context, prefix: &Name) -> Bucket {
     Bucket::new(jetstream, format!("{prefix}_counters"))
+}
+
+/// Where the leases live.
+pub fn lease_bucket(jetstream: async_nats::jetstream::Context, prefix: &Name) -> Bucket {
+    Bucket::new(jetstream, format!("{prefix}_leases"))
 }

@@ -3,7 +3,7 @@
 //! The record of an answer is created, never overwritten, before the answer leaves. Who finds a record answers with it;
 //! whatever he took for himself is skipped.
 
-use std::{fmt::Write as _, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::{
     api::{IdempotencyKey, Info, Name},
     error::{Code, Error, Result},
+    hex,
     jetstream::{Bucket, Write},
 };
 
@@ -50,10 +51,7 @@ impl Once {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
         }
-        let mut bucket_key = String::from("once.");
-        for byte in hash.finalize() {
-            write!(bucket_key, "{byte:02x}").expect("writing to a string");
-        }
+        let bucket_key = format!("once.{}", hex::encode(&hash.finalize()));
         let asked = serde_json::to_string(request).map_err(Error::internal)?;
         Ok(Self { key: bucket_key, asked, window })
     }
@@ -86,6 +84,18 @@ impl Once {
         let record = Record { asked: self.asked.clone(), answer };
         let value = Bytes::from(serde_json::to_vec(&record).map_err(Error::internal)?);
         Ok(Write { key: self.key.clone(), value, expected: 0, ttl: Some(self.window) })
+    }
+
+    /// The first answer: one that was given before, or the one made now, which is recorded before it leaves.
+    pub async fn or_make<A, F>(&self, bucket: &Bucket, make: impl FnOnce() -> F) -> Result<A>
+    where
+        A: Serialize + DeserializeOwned,
+        F: Future<Output = Result<A>>,
+    {
+        match self.find(bucket).await? {
+            Some(given) => Ok(given),
+            None => self.settle(bucket, make().await?).await,
+        }
     }
 
     /// Creates the record of an answer that is ours to give, or returns the one that was given first. Whoever wrote the

@@ -10,23 +10,28 @@ use std::{
     time::Duration,
 };
 
-use serde::{Deserialize, Serialize};
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{Cells, Committed};
-use crate::error::{Code, Error, Result};
+use super::{
+    Bounds, Cells, Committed, Mark, RequestId, Steps,
+    numbers::{Range, exhausted, lost},
+};
+use crate::error::{Error, Result};
 
-/// A mark: every number up to it is spent or reserved.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
-    pub mark: i64,
+/// What a counter without a mark means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absent {
+    /// It was made with its key, and must be there.
+    IsLost,
+    /// It begins with its first use.
+    Begins,
 }
 
 #[derive(Debug, Clone)]
 pub struct RangeSettings {
     /// The smallest and first reservation.
-    pub default_size: u64,
-    pub max_size: u64,
+    pub default_size: i64,
+    pub max_size: i64,
     /// The share of a reservation at which the next one is fetched.
     pub prefetch_threshold: f64,
 }
@@ -36,23 +41,11 @@ const BUSY: Duration = Duration::from_secs(1);
 /// and one that lasted longer than this too large.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// How a caller's numbers follow each other: each is one step above the last.
-#[derive(Debug, Clone, Copy)]
-pub struct Steps {
-    pub count: u32,
-    pub step: u32,
-}
-
-impl Steps {
-    fn span(self) -> u64 {
-        u64::from(self.count) * u64::from(self.step)
-    }
-}
-
 /// One key's numbers in this process. Shared by its callers.
 pub struct Ranges {
     cells: Cells<Mark>,
     key: String,
+    absent: Absent,
     settings: RangeSettings,
     state: Mutex<State>,
 }
@@ -63,68 +56,56 @@ struct State {
     waiting: VecDeque<Waiter>,
     refilling: bool,
     stopped: bool,
-    size: u64,
+    /// The reservation to make next, as far as there is that much.
+    size: i64,
+    /// The last one made.
+    reserved: i64,
     last_refill: Option<Instant>,
-    /// Nothing up to this is given any more, also of reservations that are still under way.
-    floor: i64,
+    /// As the newest caller knows them. Nothing up to the base is given any more, also of reservations under way.
+    bounds: Bounds,
     /// The mark that our newest reservation set, and its revision: what may be given back.
-    newest: Option<(i64, u64)>,
-}
-
-/// The numbers above `used`, up to and including `end`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Range {
-    used: i64,
-    end: i64,
-}
-
-impl Range {
-    fn left(self) -> u64 {
-        self.end.abs_diff(self.used)
-    }
-
-    fn skip_to(&mut self, floor: i64) {
-        self.used = self.used.max(floor.min(self.end));
-    }
+    newest: Option<(Mark, u64)>,
 }
 
 struct Waiter {
     steps: Steps,
+    request: RequestId,
     reply: oneshot::Sender<Result<Vec<i64>>>,
 }
 
 impl Ranges {
-    /// `key` must hold a [`Mark`] already.
-    pub fn new(cells: Cells<Mark>, key: String, settings: RangeSettings) -> Arc<Self> {
+    pub fn new(cells: Cells<Mark>, key: String, absent: Absent, settings: RangeSettings) -> Arc<Self> {
         let state = State {
             at_hand: VecDeque::new(),
             waiting: VecDeque::new(),
             refilling: false,
             stopped: false,
             size: settings.default_size,
+            reserved: settings.default_size,
             last_refill: None,
-            floor: i64::MIN,
+            bounds: Bounds::above(i64::MIN),
             newest: None,
         };
-        Arc::new(Self { cells, key, settings, state: Mutex::new(state) })
+        Arc::new(Self { cells, key, absent, settings, state: Mutex::new(state) })
     }
 
-    /// The next numbers. All of them, or an error and none.
-    pub async fn take(self: &Arc<Self>, steps: Steps) -> Result<Vec<i64>> {
+    /// The next numbers within the bounds. All of them, or an error and none.
+    pub async fn take(self: &Arc<Self>, steps: Steps, bounds: Bounds, request: &RequestId) -> Result<Vec<i64>> {
         let answer = {
             let mut state = self.lock();
             if state.stopped {
                 return Err(stopping());
             }
+            state.obey(bounds);
             let drawn = if state.waiting.is_empty() { state.draw(steps) } else { None };
-            if state.left() < self.threshold(state.size) || drawn.is_none() {
-                self.refill_in_background(&mut state);
+            if state.left() < self.threshold(state.reserved) || drawn.is_none() {
+                self.refill_in_background(&mut state, request);
             }
             match drawn {
                 Some(numbers) => return Ok(numbers),
                 None => {
                     let (reply, answer) = oneshot::channel();
-                    state.waiting.push_back(Waiter { steps, reply });
+                    state.waiting.push_back(Waiter { steps, request: request.clone(), reply });
                     answer
                 }
             }
@@ -132,17 +113,8 @@ impl Ranges {
         answer.await.unwrap_or_else(|_| Err(stopping()))
     }
 
-    /// Forgets reserved numbers up to the mark, which has jumped.
-    pub fn skip_to(&self, mark: i64) {
-        let mut state = self.lock();
-        state.floor = state.floor.max(mark);
-        let floor = state.floor;
-        state.at_hand.iter_mut().for_each(|range| range.skip_to(floor));
-        state.at_hand.retain(|range| range.left() > 0);
-    }
-
     /// Numbers that can be served without a reservation.
-    pub fn at_hand(&self) -> u64 {
+    pub fn at_hand(&self) -> i64 {
         self.lock().left()
     }
 
@@ -155,13 +127,13 @@ impl Ranges {
             let last = state.at_hand.back().copied();
             state.at_hand.clear();
             state.waiting.clear();
-            match (last, state.newest) {
-                (Some(range), Some((mark, revision))) if range.end == mark => Some((range, revision)),
+            match (last, state.newest.take()) {
+                (Some(range), Some((mark, revision))) if range.end == mark.mark => Some((range, mark, revision)),
                 _ => None,
             }
         };
-        if let Some((range, revision)) = tail {
-            let (from, to) = (Mark { mark: range.end }, Mark { mark: range.used });
+        if let Some((range, from, revision)) = tail {
+            let to = Mark { mark: range.used, ..from };
             if let Err(error) = self.cells.try_replace(&self.key, revision, &from, &to).await {
                 tracing::debug!(key = self.key, numbers = range.left(), %error, "an unused tail was not given back");
             }
@@ -172,31 +144,33 @@ impl Ranges {
         self.state.lock().expect("no panic while ranges are held")
     }
 
-    fn threshold(&self, size: u64) -> u64 {
-        (size as f64 * self.settings.prefetch_threshold) as u64
+    fn threshold(&self, size: i64) -> i64 {
+        (size as f64 * self.settings.prefetch_threshold) as i64
     }
 
-    fn refill_in_background(self: &Arc<Self>, state: &mut State) {
+    fn refill_in_background(self: &Arc<Self>, state: &mut State, request: &RequestId) {
         if !std::mem::replace(&mut state.refilling, true) {
-            let this = self.clone();
-            tokio::spawn(async move { this.refill().await });
+            let (this, request) = (self.clone(), request.clone());
+            tokio::spawn(async move { this.refill(request).await });
         }
     }
 
-    /// Reserves until nobody waits.
-    async fn refill(&self) {
+    /// Reserves until nobody waits. The first reservation is made for the request; later ones for whoever waits first.
+    async fn refill(&self, mut request: RequestId) {
         loop {
-            let wanted = {
+            let reservation = {
                 let mut state = self.lock();
                 state.adapt(&self.settings);
-                let waiting: u64 = state.waiting.iter().map(|waiter| waiter.steps.span()).sum();
-                waiting.saturating_add(state.size)
+                let waiting = state.waiting.iter().fold(0_i64, |sum, waiter| sum.saturating_add(waiter.steps.span()));
+                Reservation { waiting, ahead: state.size, bounds: state.bounds, absent: self.absent }
             };
-            let reserved = self.reserve(wanted).await;
+            let reserved = self.reserve(reservation, request.take()).await;
             let mut state = self.lock();
             let full = match reserved {
-                Ok(Committed { answer: (range, full), revision }) => {
-                    state.newest = Some((range.end, revision));
+                Ok(Committed { answer: (range, mark), revision }) => {
+                    let full = mark.mark >= reservation.bounds.max;
+                    state.reserved = range.left();
+                    state.newest = Some((mark, revision));
                     state.add(range);
                     full
                 }
@@ -214,6 +188,7 @@ impl Ranges {
                     // No more can be reserved: this one asks for more than is left, but a smaller one may fit.
                     None if full => drop(waiter.reply.send(Err(exhausted()))),
                     None => {
+                        request = waiter.request.clone();
                         state.waiting.push_front(waiter);
                         break;
                     }
@@ -226,29 +201,61 @@ impl Ranges {
         }
     }
 
-    /// Moves the mark by as much as wanted, or to the last number there is. Tells whether it is the last.
-    async fn reserve(&self, wanted: u64) -> Result<Committed<(Range, bool)>> {
+    async fn reserve(&self, wanted: Reservation, request: RequestId) -> Result<Committed<(Range, Mark)>> {
         let began = Instant::now();
-        let wanted = i64::try_from(wanted).unwrap_or(i64::MAX);
-        let change = move |state: &mut Option<Mark>| {
-            let mark = state.as_mut().ok_or_else(lost)?;
-            let range = Range { used: mark.mark, end: mark.mark.saturating_add(wanted) };
-            mark.mark = range.end;
-            Ok((range, range.end == i64::MAX))
-        };
-        let reserved = self.cells.change(&self.key, change).await;
+        let reserved = self.cells.change(&self.key, request, move |state| wanted.apply(state)).await;
         metrics::histogram!("tidemark_range_refill_seconds").record(began.elapsed().as_secs_f64());
         reserved
     }
 }
 
+/// What a refill wants.
+#[derive(Debug, Clone, Copy)]
+struct Reservation {
+    /// For callers that wait,
+    waiting: i64,
+    /// and for those that will come.
+    ahead: i64,
+    bounds: Bounds,
+    absent: Absent,
+}
+
+impl Reservation {
+    /// Moves the mark by as much as wanted, or to the last number there is. What is reserved ahead shrinks towards the
+    /// end, so that one instance does not sit on numbers that the others could give.
+    fn apply(self, state: &mut Option<Mark>) -> Result<(Range, Mark)> {
+        let mark = match self.absent {
+            Absent::IsLost => state.as_mut().ok_or_else(lost)?,
+            Absent::Begins => state.get_or_insert(Mark::at(self.bounds.base)),
+        };
+        let used = mark.mark.max(self.bounds.base);
+        let left = Range { used, end: self.bounds.max }.left();
+        let wanted = self.waiting.saturating_add(self.ahead.min(left / 16)).min(left);
+        let range = Range { used, end: used + wanted };
+        if wanted > 0 {
+            mark.mark = range.end;
+        }
+        Ok((range, mark.clone()))
+    }
+}
+
 impl State {
-    fn left(&self) -> u64 {
-        self.at_hand.iter().map(|range| range.left()).sum()
+    fn left(&self) -> i64 {
+        self.at_hand.iter().fold(0, |sum, range| sum.saturating_add(range.left()))
+    }
+
+    /// Numbers at hand below a new base are forgotten; those above a new maximum are kept for when it is raised.
+    fn obey(&mut self, bounds: Bounds) {
+        let base = self.bounds.base.max(bounds.base);
+        if self.bounds.base < base {
+            self.at_hand.iter_mut().for_each(|range| range.skip_to(base));
+            self.at_hand.retain(|range| range.left() > 0);
+        }
+        self.bounds = Bounds { base, max: bounds.max };
     }
 
     fn add(&mut self, mut range: Range) {
-        range.skip_to(self.floor);
+        range.skip_to(self.bounds.base);
         match self.at_hand.back_mut() {
             Some(last) if last.end == range.used => last.end = range.end,
             _ if range.left() > 0 => self.at_hand.push_back(range),
@@ -256,36 +263,23 @@ impl State {
         }
     }
 
-    /// Takes all the numbers, or none.
+    /// Takes all the numbers, or none. Where ranges are not neighbours, a rest smaller than the step is skipped.
     fn draw(&mut self, steps: Steps) -> Option<Vec<i64>> {
-        let step = i64::from(steps.step);
         let mut numbers = Vec::with_capacity(steps.count as usize);
-        let mut missing = i64::from(steps.count);
-        let mut drained = 0;
-        let mut cut = None;
-        for range in &self.at_hand {
-            // Where ranges are not neighbours, a rest smaller than the step is skipped.
-            let fitting = ((range.left() / steps.step as u64) as i64).min(missing);
-            numbers.extend((1..=fitting).map(|nth| range.used + nth * step));
-            missing -= fitting;
-            let used = range.used + fitting * step;
-            if missing == 0 && used < range.end {
-                cut = Some(used);
-                break;
-            }
-            drained += 1;
-            if missing == 0 {
-                break;
+        for (index, range) in self.at_hand.iter().enumerate() {
+            let mut within = Range { used: range.used, end: range.end.min(self.bounds.max) };
+            steps.draw(&mut within, &mut numbers);
+            if numbers.len() == steps.count as usize {
+                self.at_hand.drain(..index);
+                let first = self.at_hand.front_mut().expect("the range that we drew from");
+                first.used = within.used;
+                if first.left() == 0 {
+                    self.at_hand.pop_front();
+                }
+                return Some(numbers);
             }
         }
-        if missing > 0 {
-            return None;
-        }
-        self.at_hand.drain(..drained);
-        if let (Some(used), Some(first)) = (cut, self.at_hand.front_mut()) {
-            first.used = used;
-        }
-        Some(numbers)
+        None
     }
 
     /// Larger reservations while they are used up quickly, smaller ones when it is quiet.
@@ -300,16 +294,6 @@ impl State {
             }
         }
     }
-}
-
-/// The key is configured, but its mark is gone: going on from anywhere could give numbers again.
-pub fn lost() -> Error {
-    let message = "the counter of this key is lost; restore it, or start once with --fresh if repeating ids is meant";
-    Error::new(Code::Internal, message)
-}
-
-fn exhausted() -> Error {
-    Error::new(Code::Exhausted, "sequence exhausted: fewer numbers are left than asked for")
 }
 
 fn stopping() -> Error {
@@ -329,45 +313,75 @@ mod tests {
             refilling: false,
             stopped: false,
             size: 10,
+            reserved: 10,
             last_refill: None,
-            floor: i64::MIN,
+            bounds: Bounds::above(i64::MIN),
             newest: None,
         };
         ranges.iter().for_each(|&(used, end)| state.add(Range { used, end }));
         state
     }
 
+    fn steps(count: u32, step: i64) -> Steps {
+        Steps { count, step, random: false }
+    }
+
     #[test]
     fn the_rest_of_the_old_range_is_used_before_the_new_one() {
         let mut state = state(&[(0, 3), (10, 20)]);
-        assert_eq!(state.draw(Steps { count: 5, step: 1 }).unwrap(), [1, 2, 3, 11, 12]);
+        assert_eq!(state.draw(steps(5, 1)).unwrap(), [1, 2, 3, 11, 12]);
         assert_eq!(state.left(), 8);
-        assert_eq!(state.draw(Steps { count: 9, step: 1 }), None);
+        assert_eq!(state.draw(steps(9, 1)), None);
         assert_eq!(state.left(), 8, "what was refused is not spent");
     }
 
     #[test]
     fn neighbours_are_joined_so_that_steps_cross_them() {
         let mut state = state(&[(0, 3), (3, 9)]);
-        assert_eq!(state.draw(Steps { count: 2, step: 4 }).unwrap(), [4, 8]);
+        assert_eq!(state.draw(steps(2, 4)).unwrap(), [4, 8]);
     }
 
     #[test]
     fn nothing_is_given_below_a_jump_even_if_it_was_reserved_before() {
         let mut state = state(&[(0, 3), (10, 20)]);
-        state.floor = 15;
-        state.at_hand.iter_mut().for_each(|range| range.skip_to(15));
-        state.at_hand.retain(|range| range.left() > 0);
+        state.obey(Bounds::above(15));
         state.add(Range { used: 12, end: 14 });
         state.add(Range { used: 30, end: 40 });
-        assert_eq!(state.draw(Steps { count: 6, step: 1 }).unwrap(), [16, 17, 18, 19, 20, 31]);
+        assert_eq!(state.draw(steps(6, 1)).unwrap(), [16, 17, 18, 19, 20, 31]);
     }
 
     #[test]
     fn the_last_numbers_there_are() {
         let mut state = state(&[(i64::MAX - 2, i64::MAX)]);
-        assert_eq!(state.draw(Steps { count: 2, step: 1 }).unwrap(), [i64::MAX - 1, i64::MAX]);
-        assert_eq!(state.draw(Steps { count: 1, step: 1 }), None);
+        assert_eq!(state.draw(steps(2, 1)).unwrap(), [i64::MAX - 1, i64::MAX]);
+        assert_eq!(state.draw(steps(1, 1)), None);
+    }
+
+    #[test]
+    fn a_lower_maximum_holds_back_and_a_higher_one_lets_go() {
+        let mut state = state(&[(0, 10)]);
+        state.obey(Bounds { base: 0, max: 4 });
+        assert_eq!(state.draw(steps(5, 1)), None);
+        assert_eq!(state.draw(steps(4, 1)).unwrap(), [1, 2, 3, 4]);
+        assert_eq!(state.draw(steps(1, 1)), None);
+        state.obey(Bounds { base: 0, max: 6 });
+        assert_eq!(state.draw(steps(2, 1)).unwrap(), [5, 6]);
+    }
+
+    #[test]
+    fn little_is_reserved_ahead_where_little_is_left() {
+        let reserve = |mark, waiting| {
+            let mut state = Some(Mark::at(mark));
+            let bounds = Bounds { base: 0, max: 100 };
+            let (range, _) =
+                Reservation { waiting, ahead: 1000, bounds, absent: Absent::IsLost }.apply(&mut state).unwrap();
+            (range.used, range.end, state.unwrap().mark)
+        };
+        assert_eq!(reserve(0, 1), (0, 7, 7));
+        assert_eq!(reserve(90, 1), (90, 91, 91));
+        assert_eq!(reserve(99, 5), (99, 100, 100));
+        assert_eq!(reserve(100, 5), (100, 100, 100));
+        assert_eq!(reserve(200, 5), (200, 200, 200), "a maximum below the mark");
     }
 
     #[tokio::test(start_paused = true)]
@@ -388,14 +402,14 @@ mod tests {
         #[test]
         fn drawn_numbers_grow_and_never_repeat(
             gaps in prop::collection::vec((0_i64..5, 1_i64..50), 1..20),
-            draws in prop::collection::vec((1_u32..20, 1_u32..7), 1..60),
+            draws in prop::collection::vec((1_u32..20, 1_i64..7, any::<bool>()), 1..60),
         ) {
             let mut state = state(&[]);
             let mut reserved = std::collections::BTreeSet::new();
             let mut end = 0;
             let mut gaps = gaps.into_iter();
             let mut last = 0;
-            for (count, step) in draws {
+            for (count, step, random) in draws {
                 if let Some((gap, size)) = gaps.next() {
                     let used = end + gap;
                     end = used + size;
@@ -403,7 +417,7 @@ mod tests {
                     reserved.extend(used + 1..=end);
                 }
                 let before = state.left();
-                match state.draw(Steps { count, step }) {
+                match state.draw(Steps { count, step, random }) {
                     Some(numbers) => {
                         prop_assert_eq!(numbers.len(), count as usize);
                         for number in numbers {

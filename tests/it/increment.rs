@@ -154,7 +154,7 @@ async fn an_idempotency_key_gets_the_same_ids_again() {
     // The other transport, and many at once: still one answer.
     let context = Context { idempotency_key: Some("many".parse().unwrap()), ..Context::default() };
     let client = deployment.client().await;
-    let (key, request) = (name("a"), IncrementRequest { size: Some(5) });
+    let (key, request) = (name("a"), IncrementRequest { size: Some(5), ..Default::default() });
     let answers = join_all((0..50).map(|_| client.call_with::<Increment>(&key, &request, &context))).await;
     let answers: BTreeSet<Vec<i64>> = answers.into_iter().map(|answer| answer.unwrap().id).collect();
     assert_eq!(answers.len(), 1, "{answers:?}");

@@ -28,7 +28,7 @@ async fn no_number_comes_twice_while_three_processes_are_killed_and_started_agai
     };
     let mut processes = [spawn().await, spawn().await, spawn().await];
     let client = deployment.client().await;
-    let settings = tidemark::api::ids::IncrementSettings { base: 0 };
+    let settings = tidemark::api::ids::IncrementSettings::from_base(0);
     client.set_increment(&name("k"), &settings).await.unwrap();
 
     let given: Arc<Mutex<HashMap<i64, usize>>> = Arc::default();
@@ -41,7 +41,7 @@ async fn no_number_comes_twice_while_three_processes_are_killed_and_started_agai
             tokio::spawn(async move {
                 let mut last = None;
                 while !done.load(Ordering::Relaxed) {
-                    let request = IncrementRequest { size: Some(1 + (caller % 5) as u32) };
+                    let request = IncrementRequest { size: Some(1 + (caller % 5) as i64), ..Default::default() };
                     // A killed process leaves callers without an answer; they ask again.
                     let Ok(ids) = client.increment(&key, &request).await else { continue };
                     assert!(ids.id.is_sorted_by(|a, b| a < b), "an answer grows: {ids:?}");

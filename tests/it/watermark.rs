@@ -17,7 +17,7 @@ use tidemark::{
     api::{Info, Operation, ids::Increment},
     error::{Code, Error, Result},
     jetstream::{Bucket, CasError, Message, PublishError, Write, declarations, publish, publish_batch},
-    watermark::{Cells, Mark, Once, RangeSettings, Ranges, Steps},
+    watermark::{Absent, Bounds, Cells, Mark, Once, RangeSettings, Ranges, Steps},
 };
 
 use crate::support::{Deployment, Proxy, eventually, name};
@@ -49,9 +49,12 @@ fn increment(state: &mut Option<Count>) -> Result<i64> {
 async fn callers_who_wait_together_share_one_write() {
     let deployment = Deployment::new().await;
     let bucket = bucket(&deployment.nats_url).await;
-    let cells =
-        [Cells::new(bucket.clone(), DEADLINE), Cells::new(bucket.clone(), DEADLINE), Cells::new(bucket, DEADLINE)];
-    let answers = join_all((0..900).map(|caller| cells[caller % 3].change("k", increment))).await;
+    let cells = [
+        Cells::new(bucket.clone(), "test", DEADLINE),
+        Cells::new(bucket.clone(), "test", DEADLINE),
+        Cells::new(bucket, "test", DEADLINE),
+    ];
+    let answers = join_all((0..900).map(|caller| cells[caller % 3].change("k", None, increment))).await;
     let answers: Vec<_> = answers.into_iter().map(|answer| answer.unwrap()).collect();
     let numbers: BTreeSet<i64> = answers.iter().map(|committed| committed.answer).collect();
     assert_eq!(numbers, (1..=900).collect(), "strict: no number twice, none left out");
@@ -63,14 +66,14 @@ async fn callers_who_wait_together_share_one_write() {
 async fn an_answer_that_changes_nothing_is_never_from_old_knowledge() {
     let deployment = Deployment::new().await;
     let bucket = bucket(&deployment.nats_url).await;
-    let (here, there) = (Cells::new(bucket.clone(), DEADLINE), Cells::new(bucket, DEADLINE));
-    here.change("k", increment).await.unwrap();
-    there.change("k", increment).await.unwrap();
+    let (here, there) = (Cells::new(bucket.clone(), "test", DEADLINE), Cells::new(bucket, "test", DEADLINE));
+    here.change("k", None, increment).await.unwrap();
+    there.change("k", None, increment).await.unwrap();
     let look = |state: &mut Option<Count>| Ok(state.as_ref().map(|count| count.0));
-    assert_eq!(here.change("k", look).await.unwrap().answer, Some(2));
+    assert_eq!(here.change("k", None, look).await.unwrap().answer, Some(2));
     let refuse = |state: &mut Option<Count>| -> Result<()> { Err(Error::invalid(format!("{state:?}"))) };
-    there.change("k", increment).await.unwrap();
-    assert!(here.change("k", refuse).await.unwrap_err().message.contains('3'), "a refusal is true as well");
+    there.change("k", None, increment).await.unwrap();
+    assert!(here.change("k", None, refuse).await.unwrap_err().message.contains('3'), "a refusal is true as well");
 }
 
 #[tokio::test]
@@ -78,11 +81,11 @@ async fn a_lost_acknowledgement_is_recognised_by_its_nonce() {
     let deployment = Deployment::new().await;
     bucket(&deployment.nats_url).await;
     let proxy = Proxy::before(&deployment.nats_url).await;
-    let cells = Cells::<Count>::new(bucket(&proxy.url).await, DEADLINE);
+    let cells = Cells::<Count>::new(bucket(&proxy.url).await, "test", DEADLINE);
     let mut given = Vec::new();
     for _ in 0..3 {
-        given.push(cells.change("k", increment).await.unwrap().answer);
-        let (lost, ()) = tokio::join!(cells.change("k", increment), proxy.lose_an_acknowledgement());
+        given.push(cells.change("k", None, increment).await.unwrap().answer);
+        let (lost, ()) = tokio::join!(cells.change("k", None, increment), proxy.lose_an_acknowledgement());
         given.push(lost.unwrap().answer);
     }
     assert_eq!(given, [1, 2, 3, 4, 5, 6], "the write had happened, was found, and was not done twice");
@@ -91,9 +94,9 @@ async fn a_lost_acknowledgement_is_recognised_by_its_nonce() {
 #[tokio::test]
 async fn a_lost_acknowledgement_that_others_wrote_over_skips_numbers_and_repeats_none() {
     let deployment = Deployment::new().await;
-    let direct = Cells::<Count>::new(bucket(&deployment.nats_url).await, DEADLINE);
+    let direct = Cells::<Count>::new(bucket(&deployment.nats_url).await, "test", DEADLINE);
     let proxy = Proxy::before(&deployment.nats_url).await;
-    let lossy = Cells::<Count>::new(bucket(&proxy.url).await, DEADLINE);
+    let lossy = Cells::<Count>::new(bucket(&proxy.url).await, "test", DEADLINE);
     let done = Arc::new(AtomicBool::new(false));
     let callers: Vec<_> = [direct.clone(), lossy.clone(), lossy.clone(), lossy]
         .into_iter()
@@ -103,7 +106,7 @@ async fn a_lost_acknowledgement_that_others_wrote_over_skips_numbers_and_repeats
                 let mut given = Vec::new();
                 while !done.load(Ordering::Relaxed) {
                     // The direct one goes on while the others are cut off, and moves the mark under them.
-                    given.extend(cells.change("k", increment).await.ok().map(|committed| committed.answer));
+                    given.extend(cells.change("k", None, increment).await.ok().map(|committed| committed.answer));
                 }
                 given
             })
@@ -127,14 +130,14 @@ async fn a_lost_acknowledgement_that_others_wrote_over_skips_numbers_and_repeats
 async fn idempotent_changes_of_strict_counters() {
     let deployment = Deployment::new().await;
     let bucket = bucket(&deployment.nats_url).await;
-    let cells = [Cells::new(bucket.clone(), DEADLINE), Cells::new(bucket.clone(), DEADLINE)];
+    let cells = [Cells::new(bucket.clone(), "test", DEADLINE), Cells::new(bucket.clone(), "test", DEADLINE)];
     let once =
         |key: &str, asked: &str, window| Once::new(INFO, &name("pool"), &key.parse().unwrap(), &asked, window).unwrap();
     let day = Duration::from_secs(86_400);
 
     // Mixed with others in the same groups, from two instances at once.
-    let repeated = (0..60).map(|caller| cells[caller % 2].change_once("k", once("same", "n=1", day), increment));
-    let others = (0..60).map(|caller| cells[caller % 2].change("k", increment));
+    let repeated = (0..60).map(|caller| cells[caller % 2].change_once("k", None, once("same", "n=1", day), increment));
+    let others = (0..60).map(|caller| cells[caller % 2].change("k", None, increment));
     let (repeated, others) = tokio::join!(join_all(repeated), join_all(others));
     let repeated: BTreeSet<i64> = repeated.into_iter().map(|answer| answer.unwrap()).collect();
     assert_eq!(repeated.len(), 1, "{repeated:?}");
@@ -143,43 +146,43 @@ async fn idempotent_changes_of_strict_counters() {
     all.sort_unstable();
     assert_eq!(all, (1..=61).collect::<Vec<_>>(), "one number for sixty repeats, and strict as ever");
 
-    let other = cells[0].change_once("k", once("same", "n=2", day), increment).await.unwrap_err();
+    let other = cells[0].change_once("k", None, once("same", "n=2", day), increment).await.unwrap_err();
     assert_eq!(other.code, Code::Conflict);
     let refused: Result<i64> =
-        cells[0].change_once("k", once("refused", "", day), |_| Err::<i64, _>(Error::invalid("no"))).await;
+        cells[0].change_once("k", None, once("refused", "", day), |_| Err::<i64, _>(Error::invalid("no"))).await;
     assert_eq!(refused.unwrap_err().code, Code::InvalidRequest);
     assert_eq!(
-        cells[0].change_once("k", once("refused", "", day), increment).await.unwrap(),
+        cells[0].change_once("k", None, once("refused", "", day), increment).await.unwrap(),
         62,
         "a refusal is not kept"
     );
 
     // Many equal ones that are refused together.
     let no = |_: &mut Option<Count>| Err::<i64, _>(Error::invalid("no"));
-    let many = join_all((0..300).map(|_| cells[0].change_once("k", once("never", "", day), no))).await;
+    let many = join_all((0..300).map(|_| cells[0].change_once("k", None, once("never", "", day), no))).await;
     assert!(many.iter().all(|answer| answer.as_ref().is_err_and(|error| error.code == Code::InvalidRequest)));
     // The same key for two requests at once, which differ.
-    let mixed = ["a", "b"].map(|asked| cells[0].change_once("k", once("mixed", asked, day), increment));
+    let mixed = ["a", "b"].map(|asked| cells[0].change_once("k", None, once("mixed", asked, day), increment));
     let codes: Vec<_> = join_all(mixed).await.into_iter().map(|answer| answer.err().map(|error| error.code)).collect();
     assert!(codes.contains(&None) && codes.contains(&Some(Code::Conflict)), "{codes:?}");
 
     // After the window it is a new request.
     let short = || once("short", "", Duration::from_secs(1));
-    let first = cells[0].change_once("k", short(), increment).await.unwrap();
+    let first = cells[0].change_once("k", None, short(), increment).await.unwrap();
     eventually("the record expires", async || short().find::<i64>(&bucket).await.unwrap().is_none().then_some(()))
         .await;
-    assert!(cells[0].change_once("k", short(), increment).await.unwrap() > first);
+    assert!(cells[0].change_once("k", None, short(), increment).await.unwrap() > first);
 }
 
 #[tokio::test]
 async fn a_broken_counter_harms_itself_only_and_is_never_reset() {
     let deployment = Deployment::new().await;
     let bucket = bucket(&deployment.nats_url).await;
-    let cells = Cells::<Count>::new(bucket.clone(), DEADLINE);
+    let cells = Cells::<Count>::new(bucket.clone(), "test", DEADLINE);
     let broken = Write { key: "broken".into(), value: Bytes::from("{"), expected: 0, ttl: None };
     bucket.write(&[broken]).await.unwrap();
-    assert_eq!(cells.change("broken", increment).await.unwrap_err().code, Code::Internal);
-    assert_eq!(cells.change("whole", increment).await.unwrap().answer, 1);
+    assert_eq!(cells.change("broken", None, increment).await.unwrap_err().code, Code::Internal);
+    assert_eq!(cells.change("whole", None, increment).await.unwrap().answer, 1);
     assert_eq!(&*bucket.read("broken").await.unwrap().unwrap().value, b"{");
 }
 
@@ -219,20 +222,20 @@ async fn publishing_repeats_with_the_same_id_until_it_is_known() {
 #[tokio::test]
 async fn the_next_range_is_fetched_before_this_one_is_used_up() {
     let deployment = Deployment::new().await;
-    let cells = Cells::<Mark>::new(bucket(&deployment.nats_url).await, DEADLINE);
-    cells.change("k", |state| Ok(state.insert(Mark { mark: 0 }).mark)).await.unwrap();
+    let cells = Cells::<Mark>::new(bucket(&deployment.nats_url).await, "test", DEADLINE);
+    cells.change("k", None, |state| Ok(state.insert(Mark::at(0)).mark)).await.unwrap();
     let settings = RangeSettings { default_size: 10, max_size: 10, prefetch_threshold: 0.5 };
-    let ranges = Ranges::new(cells.clone(), "k".into(), settings);
-    ranges.take(Steps { count: 1, step: 1 }).await.unwrap();
+    let ranges = Ranges::new(cells.clone(), "k".into(), Absent::IsLost, settings);
+    ranges.take(Steps::single(1), Bounds::above(0), &None).await.unwrap();
     let left = ranges.at_hand();
     assert!(left >= 5, "nothing is fetched before it is needed: {left}");
-    ranges.take(Steps { count: left as u32 - 3, step: 1 }).await.unwrap();
+    ranges.take(Steps::single(left as u32 - 3), Bounds::above(0), &None).await.unwrap();
     eventually("a refill that nobody waits for", async || (ranges.at_hand() > 3).then_some(())).await;
 
     // The tail that is given back is exactly what nobody was given.
-    let last = *ranges.take(Steps { count: 2, step: 1 }).await.unwrap().last().unwrap();
+    let last = *ranges.take(Steps::single(2), Bounds::above(0), &None).await.unwrap().last().unwrap();
     eventually("no refill is under way", async || (ranges.at_hand() >= 5).then_some(())).await;
     ranges.stop().await;
-    assert_eq!(cells.read("k").await.unwrap().unwrap(), Mark { mark: last });
-    assert_eq!(ranges.take(Steps { count: 1, step: 1 }).await.unwrap_err().code, Code::Unavailable);
+    assert_eq!(cells.read("k").await.unwrap().unwrap(), Mark { mark: last, base: 0 });
+    assert_eq!(ranges.take(Steps::single(1), Bounds::above(0), &None).await.unwrap_err().code, Code::Unavailable);
 }

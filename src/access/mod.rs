@@ -1,15 +1,20 @@
 //! Who calls, and whether he may.
 //!
-//! Over HTTP a credential decides: the admin token, or an API key from the registry. Over NATS the server has decided by
+//! Over HTTP a credential decides: the admin token, an API key from the registry, or a token for one id key. Over NATS the server has decided by
 //! the subject, and nothing in here is asked. Unknown is refused; what can't be checked yet is "unavailable", never "no".
+
+mod tokens;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use utoipa::ToSchema;
 
+pub use tokens::Tokens;
+
 use crate::{
-    api::Scope,
+    api::{Info, Name, Scope, Surface},
+    clock::Clock,
     config,
     error::{Code, Error, Result},
     registry::{Registry, keys::ApiKey},
@@ -47,18 +52,32 @@ pub enum Caller {
     /// Has the admin token.
     Admin,
     Key(ApiKey),
+    /// Has the token of one id key.
+    Token(Name),
 }
 
 impl Caller {
-    pub fn may(&self, scope: Scope) -> Result<()> {
-        let allowed = match (self, scope) {
+    /// Whether he may call the operation at all.
+    pub fn may(&self, operation: &Info) -> Result<()> {
+        let allowed = match (self, operation.scope) {
             (Caller::Admin, _) => true,
             (Caller::Key(key), Scope::Operator) => {
                 key.tenant.as_str() == DEFAULT_TENANT && key.roles.contains(&Grant::Admin)
             }
             (Caller::Key(key), Scope::Mint) => key.roles.contains(&Grant::Mint),
+            (Caller::Token(_), scope) => scope == Scope::Mint && operation.surface == Surface::Ids,
         };
         if allowed { Ok(()) } else { Err(Error::new(Code::Forbidden, "these credentials do not allow this operation")) }
+    }
+
+    /// Whether he may call it on this target.
+    pub fn may_reach(&self, target: &[Name]) -> Result<()> {
+        match self {
+            Caller::Token(key) if target != std::slice::from_ref(key) => {
+                Err(Error::new(Code::Forbidden, format!("this token opens {key} only")))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -67,7 +86,9 @@ pub struct Gate {
     admin_token: Option<Hash>,
     /// The one key that stands in the configuration.
     configured_key: Option<(Hash, ApiKey)>,
+    tokens: Option<Tokens>,
     registry: Registry,
+    clock: Clock,
 }
 
 type Hash = [u8; 32];
@@ -79,12 +100,14 @@ pub fn hash(secret: &str) -> Hash {
 }
 
 impl Gate {
-    pub fn new(auth: &config::Auth, registry: Registry) -> Self {
+    pub fn new(auth: &config::Auth, registry: Registry, clock: Clock) -> Self {
         let hashed = |secret: &config::Secret| hash(secret.expose());
         Self {
             admin_token: auth.admin_token.as_ref().map(hashed),
             configured_key: auth.api_key.as_ref().map(|key| (hashed(key), ApiKey::configured(hashed(key)))),
+            tokens: Tokens::new(auth),
             registry,
+            clock,
         }
     }
 
@@ -107,7 +130,17 @@ impl Gate {
         self.registry.ready()?;
         match ApiKey::id_in(credential).and_then(|id| self.registry.keys.get(id).record) {
             Some(key) if bool::from(key.hash.ct_eq(&presented)) => Ok(Caller::Key(ApiKey::clone(&key))),
-            _ => Err(Error::new(Code::Unauthenticated, "credentials are not valid")),
+            _ => match self.opened_by(credential) {
+                Some(key) => Ok(Caller::Token(key)),
+                None => Err(Error::new(Code::Unauthenticated, "credentials are not valid")),
+            },
         }
+    }
+
+    /// The id key that a token opens. A generation that we have not heard of yet is one that we made elsewhere just now.
+    fn opened_by(&self, token: &str) -> Option<Name> {
+        let claim = self.tokens.as_ref()?.verify(token, self.clock.now())?;
+        let known = self.registry.ids.get(claim.key.as_str()).record.map_or(0, |record| record.token_generation);
+        (claim.generation >= known).then_some(claim.key)
     }
 }

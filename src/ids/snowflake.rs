@@ -1,0 +1,338 @@
+//! Snowflake keys: leases of worker ids, and minting for callers that can't hold one.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+
+use super::{
+    Ids,
+    keys::{KeyRecord, Kind, check_name, other_type, size, taken_by_other_type},
+    sequences::Meters,
+};
+use crate::{
+    api::{
+        Call, Handle, Name, Operation,
+        ids::{
+            GetSnowflake, IdType, LeaseSnowflake, NextSnowflakes, ReleaseRequest, ReleaseSnowflake, Released,
+            RenewSnowflake, SetSnowflake, SnowflakeConfig, SnowflakeIds, SnowflakeLease, SnowflakeSettings,
+        },
+    },
+    clock::Clock,
+    error::{Code, Error, Result},
+    snowflake::{Fence, Generator, Keeper, Layout, Refusal},
+    watermark::{
+        Cells, Once, RequestId,
+        leases::{Held, Leases, Terms},
+    },
+};
+
+/// Snowflake keys in use by this process.
+pub struct Snowflakes {
+    leasing: Leasing,
+    /// What this instance mints with, by key.
+    minters: Mutex<HashMap<Name, Arc<tokio::sync::Mutex<Option<Minter>>>>>,
+}
+
+/// A lease that this instance holds for callers without one.
+struct Minter {
+    generator: Arc<Generator>,
+    held: Held,
+    meters: Arc<Meters>,
+    _keeper: Keeper,
+}
+
+impl Snowflakes {
+    pub fn new(leasing: Leasing) -> Self {
+        Self { leasing, minters: Mutex::default() }
+    }
+
+    /// Mints with this instance's own lease, taking one if it has none.
+    async fn mint(&self, instance: &str, key: &Name, layout: Layout, count: u32) -> Result<Vec<u64>> {
+        loop {
+            let (generator, meters) = self.minter(instance, key, layout).await?;
+            let began = Instant::now();
+            let minted = generator.take(count as usize).await;
+            meters.answered(began);
+            match minted {
+                Ok(ids) => return Ok(ids),
+                // Lost, or the clock passed its end. Whoever comes first takes a new one.
+                Err(Refusal::LeaseEnded) => self.forget(key, &generator).await,
+                Err(Refusal::Exhausted) => return Err(Error::new(Code::Exhausted, Refusal::Exhausted.to_string())),
+                Err(refusal) => return Err(Error::unavailable(refusal.to_string())),
+            }
+        }
+    }
+
+    async fn minter(&self, instance: &str, key: &Name, layout: Layout) -> Result<(Arc<Generator>, Arc<Meters>)> {
+        let place = {
+            let mut minters = self.minters.lock().expect("no panic while minters are held");
+            minters.entry(key.clone()).or_default().clone()
+        };
+        let mut minter = place.lock().await;
+        if let Some(Minter { generator, meters, .. }) = minter.as_ref() {
+            return Ok((generator.clone(), meters.clone()));
+        }
+        // A new owner each time: a lease that we had before and lost must not come back to us as it was.
+        let owner = format!("{instance}/{}", uuid::Uuid::now_v7().simple());
+        let held = self.leasing.take(key, layout, Some(owner), None).await?;
+        let fence = Fence { begins: held.begins, ends: held.ends };
+        let generator = Arc::new(Generator::new(layout, held.number, fence, self.leasing.clock.clone()));
+        let (leasing, leased_key, lease) = (self.leasing.clone(), key.clone(), held.clone());
+        let renew = move || {
+            let (leasing, key, lease) = (leasing.clone(), leased_key.clone(), lease.clone());
+            async move { Ok(leasing.renew(&key, layout, lease.owner, lease.epoch).await?.ends) }
+        };
+        let keeper = Keeper::start(generator.clone(), self.leasing.owned, renew);
+        let meters = Arc::new(Meters::new(key, IdType::Snowflake));
+        *minter = Some(Minter { generator: generator.clone(), held, meters: meters.clone(), _keeper: keeper });
+        Ok((generator, meters))
+    }
+
+    async fn forget(&self, key: &Name, generator: &Arc<Generator>) {
+        let place = self.minters.lock().expect("no panic while minters are held").get(key).cloned();
+        if let Some(place) = place {
+            let mut minter = place.lock().await;
+            if minter.as_ref().is_some_and(|minter| Arc::ptr_eq(&minter.generator, generator)) {
+                *minter = None;
+            }
+        }
+    }
+
+    /// Gives back the leases that this instance holds.
+    pub async fn stop(&self) {
+        let minters: Vec<_> = self.minters.lock().expect("no panic while minters are held").drain().collect();
+        for (key, minter) in minters {
+            let Some(Minter { generator, held, .. }) = minter.lock().await.take() else { continue };
+            let last = generator.stop();
+            if let Err(error) = self.leasing.release(&key, held.owner, held.epoch, last, None).await {
+                tracing::debug!(%key, %error, "a worker id was not given back and will expire");
+            }
+        }
+    }
+}
+
+/// Takes, keeps and gives back worker ids. Cheap to clone.
+#[derive(Clone)]
+pub struct Leasing {
+    pub cells: Cells<Leases>,
+    pub clock: Clock,
+    /// How long leases last, with an owner and without.
+    pub owned: Duration,
+    pub unowned: Duration,
+}
+
+impl Leasing {
+    async fn take(&self, key: &Name, layout: Layout, owner: Option<String>, request: RequestId) -> Result<Held> {
+        let (owner, ttl) = match owner {
+            Some(owner) => (owner, self.owned),
+            None => (uuid::Uuid::now_v7().to_string(), self.unowned),
+        };
+        let terms = self.terms(layout, ttl);
+        self.change(key, request, move |leases| leases.take(&owner, terms)).await
+    }
+
+    async fn renew(&self, key: &Name, layout: Layout, owner: String, epoch: u64) -> Result<Held> {
+        let terms = self.terms(layout, self.owned);
+        self.change(key, None, move |leases| leases.renew(&owner, epoch, terms)).await
+    }
+
+    async fn release(
+        &self,
+        key: &Name,
+        owner: String,
+        epoch: u64,
+        last: Option<i64>,
+        request: RequestId,
+    ) -> Result<()> {
+        self.change(key, request, move |leases| leases.release(&owner, epoch, last)).await
+    }
+
+    async fn read(&self, key: &Name) -> Result<Leases> {
+        Ok(self.cells.read(&lease_key(key)).await?.unwrap_or_default())
+    }
+
+    fn terms(&self, layout: Layout, ttl: Duration) -> Terms {
+        let ttl = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX / 2);
+        Terms { now: self.clock.now().timestamp_millis(), ttl, numbers: layout.workers() }
+    }
+
+    async fn change<A: Send + 'static>(
+        &self,
+        key: &Name,
+        request: RequestId,
+        mut apply: impl FnMut(&mut Leases) -> Result<A> + Send + 'static,
+    ) -> Result<A> {
+        let apply = move |state: &mut Option<Leases>| {
+            let mut leases = state.clone().unwrap_or_default();
+            let answer = apply(&mut leases)?;
+            *state = Some(leases);
+            Ok(answer)
+        };
+        Ok(self.cells.change(&lease_key(key), request, apply).await?.answer)
+    }
+}
+
+fn lease_key(key: &Name) -> String {
+    format!("snowflake.{key}")
+}
+
+fn layout(settings: &SnowflakeSettings) -> Layout {
+    Layout {
+        base: settings.base_ts,
+        skip_bits: settings.skip_size,
+        timestamp_bits: settings.ts_size,
+        worker_bits: settings.worker_id_size,
+        sequence_bits: settings.seq_size,
+    }
+}
+
+impl Ids {
+    async fn snowflake_key(&self, key: &Name) -> Result<(Arc<KeyRecord>, SnowflakeSettings)> {
+        let record = self.existing(key).await?;
+        match &record.kind {
+            Kind::Snowflake(settings) => Ok((record.clone(), settings.clone())),
+            _ => Err(other_type(key, IdType::Snowflake, &record)),
+        }
+    }
+
+    async fn describe_snowflake(
+        &self,
+        key: Name,
+        settings: SnowflakeSettings,
+        record: &KeyRecord,
+    ) -> Result<SnowflakeConfig> {
+        let leases = self.snowflakes.leasing.read(&key).await?;
+        let expires_on = layout(&settings).expires_on();
+        let SnowflakeSettings { name, skip_size, base_ts, ts_size, worker_id_size, seq_size } = settings;
+        Ok(SnowflakeConfig {
+            key,
+            name,
+            skip_size,
+            base_ts,
+            ts_size,
+            worker_id_size,
+            seq_size,
+            active_workers: leases.active(self.clock.now().timestamp_millis()) as u64,
+            expires_on,
+            created_at: record.created_at,
+            updated_at: record.updated_at,
+        })
+    }
+}
+
+fn moment(milliseconds: i64) -> DateTime<Utc> {
+    DateTime::from_timestamp_millis(milliseconds).unwrap_or(DateTime::<Utc>::MAX_UTC)
+}
+
+fn describe_lease(settings: &SnowflakeSettings, held: Held) -> SnowflakeLease {
+    SnowflakeLease {
+        skip_size: settings.skip_size,
+        base_ts: settings.base_ts,
+        ts_size: settings.ts_size,
+        worker_id: held.number,
+        worker_id_size: settings.worker_id_size,
+        seq_size: settings.seq_size,
+        owner: held.owner,
+        epoch: held.epoch,
+        not_before: moment(held.begins.max(settings.base_ts)),
+        expires_at: moment(held.ends),
+    }
+}
+
+fn check_owner(owner: &str) -> Result<()> {
+    match owner.chars().count() {
+        1..=128 => Ok(()),
+        length => Err(Error::field("owner", format!("must have 1 to 128 characters, has {length}"))),
+    }
+}
+
+impl Handle<LeaseSnowflake> for Ids {
+    async fn handle(&self, call: Call<LeaseSnowflake>) -> Result<SnowflakeLease> {
+        let (key, owner) = (&call.target, &call.request.owner);
+        let (_, settings) = self.snowflake_key(key).await?;
+        owner.as_deref().map(check_owner).transpose()?;
+        let began = Instant::now();
+        let leasing = &self.snowflakes.leasing;
+        let lease = || leasing.take(key, layout(&settings), owner.clone(), call.context.request_id());
+        let held = match &call.context.idempotency_key {
+            None => lease().await?,
+            Some(name) => {
+                let once = Once::new(&LeaseSnowflake::INFO, key, name, &call.request, self.idempotency_window)?;
+                once.or_make(self.sequences.cells().bucket(), lease).await?
+            }
+        };
+        Meters::new(key, IdType::Snowflake).answered(began);
+        Ok(describe_lease(&settings, held))
+    }
+}
+
+impl Handle<RenewSnowflake> for Ids {
+    async fn handle(&self, call: Call<RenewSnowflake>) -> Result<SnowflakeLease> {
+        let (_, settings) = self.snowflake_key(&call.target).await?;
+        let (owner, epoch) = (call.request.owner, call.request.epoch);
+        let held = self.snowflakes.leasing.renew(&call.target, layout(&settings), owner, epoch).await?;
+        Ok(describe_lease(&settings, held))
+    }
+}
+
+impl Handle<ReleaseSnowflake> for Ids {
+    async fn handle(&self, call: Call<ReleaseSnowflake>) -> Result<Released> {
+        self.snowflake_key(&call.target).await?;
+        let ReleaseRequest { owner, epoch, last_timestamp } = call.request;
+        let request = call.context.request_id();
+        self.snowflakes.leasing.release(&call.target, owner, epoch, last_timestamp, request).await?;
+        Ok(Released { released: true })
+    }
+}
+
+impl Handle<NextSnowflakes> for Ids {
+    async fn handle(&self, call: Call<NextSnowflakes>) -> Result<SnowflakeIds> {
+        let key = &call.target;
+        let (_, settings) = self.snowflake_key(key).await?;
+        let count = size(call.request.size)?;
+        let mint = || self.snowflakes.mint(&self.instance, key, layout(&settings), count);
+        let id = match &call.context.idempotency_key {
+            None => mint().await?,
+            Some(name) => {
+                let once = Once::new(&NextSnowflakes::INFO, key, name, &call.request, self.idempotency_window)?;
+                once.or_make(self.sequences.cells().bucket(), mint).await?
+            }
+        };
+        Ok(match call.request.strings {
+            false => SnowflakeIds::Numbers { id },
+            true => SnowflakeIds::Strings { id: id.iter().map(u64::to_string).collect() },
+        })
+    }
+}
+
+impl Handle<SetSnowflake> for Ids {
+    async fn handle(&self, call: Call<SetSnowflake>) -> Result<SnowflakeConfig> {
+        let (key, settings) = (call.target, call.request);
+        check_name(&settings.name)?;
+        layout(&settings).check(self.clock.now())?;
+        let row = self.find(&key).await?;
+        match row.record.as_deref() {
+            None => {}
+            Some(KeyRecord { kind: Kind::Snowflake(known), .. }) => {
+                let is_used = self.snowflakes.leasing.read(&key).await?.is_used();
+                if layout(known) != layout(&settings) && is_used {
+                    return Err(Error::invalid("the layout can't change once a lease was given: ids could repeat"));
+                }
+            }
+            Some(record) => return Err(taken_by_other_type(&key, record)),
+        }
+        let record = self.store(&key, row, Kind::Snowflake(settings.clone())).await?;
+        self.describe_snowflake(key, settings, &record).await
+    }
+}
+
+impl Handle<GetSnowflake> for Ids {
+    async fn handle(&self, call: Call<GetSnowflake>) -> Result<SnowflakeConfig> {
+        let (record, settings) = self.snowflake_key(&call.target).await?;
+        self.describe_snowflake(call.target, settings, &record).await
+    }
+}
