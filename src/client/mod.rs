@@ -13,6 +13,8 @@
 //!
 //! Every operation has a method of its own name, which comes from its declaration in [`crate::api`].
 
+mod snowflake;
+
 use std::time::Duration;
 
 use async_nats::{ConnectOptions, HeaderMap, client::RequestErrorKind};
@@ -23,6 +25,8 @@ use crate::{
     jetstream,
     telemetry::Trace,
 };
+
+pub use snowflake::Snowflakes;
 
 pub const SERVICE_ERROR: &str = "Nats-Service-Error";
 pub const SERVICE_ERROR_CODE: &str = "Nats-Service-Error-Code";

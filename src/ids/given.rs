@@ -93,6 +93,12 @@ mod tests {
     }
 
     #[test]
+    fn the_declaration_keeps_as_many() {
+        let counters = crate::jetstream::declarations(&"tm".parse().unwrap(), 1).into_iter().next().unwrap();
+        assert_eq!(counters.config["max_msgs_per_subject"], KEPT);
+    }
+
+    #[test]
     fn the_newest_write_that_passed_a_number_took_it() {
         // Begun at 100, a range, its tail given back, another range, a jump, a range.
         let history = history(&[(100, 100), (100, 200), (100, 110), (100, 210), (1000, 1000), (1000, 1100)]);

@@ -22,7 +22,7 @@ use crate::{
         },
     },
     clock::Clock,
-    error::{Code, Error, Result},
+    error::{Error, Result},
     snowflake::{Fence, Generator, Keeper, Layout, Refusal},
     watermark::{
         Cells, Once, RequestId,
@@ -61,8 +61,7 @@ impl Snowflakes {
                 Ok(ids) => return Ok(ids),
                 // Lost, or the clock passed its end. Whoever comes first takes a new one.
                 Err(Refusal::LeaseEnded) => self.forget(key, &generator).await,
-                Err(Refusal::Exhausted) => return Err(Error::new(Code::Exhausted, Refusal::Exhausted.to_string())),
-                Err(refusal) => return Err(Error::unavailable(refusal.to_string())),
+                Err(refusal) => return Err(refusal.into()),
             }
         }
     }

@@ -23,7 +23,7 @@ const STREAM_NOT_FOUND: u64 = 10059;
 pub struct Declaration {
     /// Whether losing it would repeat ids or forget callers.
     pub holds_identity: bool,
-    config: Map<String, Value>,
+    pub(crate) config: Map<String, Value>,
 }
 
 impl Declaration {

@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::Layout;
-use crate::clock::Clock;
+use crate::{
+    clock::Clock,
+    error::{Code, Error},
+};
 
 /// How far the clock may step back and be waited for.
 const TOLERATED_STEP: Duration = Duration::from_secs(2);
@@ -33,6 +36,15 @@ pub enum Refusal {
     LeaseEnded,
     #[error("the layout's timestamp is used up")]
     Exhausted,
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Exhausted => Error::new(Code::Exhausted, refusal.to_string()),
+            _ => Error::unavailable(refusal.to_string()),
+        }
+    }
 }
 
 pub struct Generator {

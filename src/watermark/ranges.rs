@@ -70,6 +70,8 @@ struct State {
 struct Waiter {
     steps: Steps,
     request: RequestId,
+    /// Whether the reservation under way was made for it too.
+    considered: bool,
     reply: oneshot::Sender<Result<Vec<i64>>>,
 }
 
@@ -105,7 +107,7 @@ impl Ranges {
                 Some(numbers) => return Ok(numbers),
                 None => {
                     let (reply, answer) = oneshot::channel();
-                    state.waiting.push_back(Waiter { steps, request: request.clone(), reply });
+                    state.waiting.push_back(Waiter { steps, request: request.clone(), considered: false, reply });
                     answer
                 }
             }
@@ -161,18 +163,23 @@ impl Ranges {
             let reservation = {
                 let mut state = self.lock();
                 state.adapt(&self.settings);
-                let waiting = state.waiting.iter().fold(0_i64, |sum, waiter| sum.saturating_add(waiter.steps.span()));
-                Reservation { waiting, ahead: state.size, bounds: state.bounds, absent: self.absent }
+                state.waiting.iter_mut().for_each(|waiter| waiter.considered = true);
+                Reservation {
+                    waiting: state.waiting.iter().map(|waiter| waiter.steps.span()).collect(),
+                    at_hand: state.left(),
+                    ahead: state.size,
+                    bounds: state.bounds,
+                    absent: self.absent,
+                }
             };
             let reserved = self.reserve(reservation, request.take()).await;
             let mut state = self.lock();
-            let full = match reserved {
-                Ok(Committed { answer: (range, mark), revision }) => {
-                    let full = mark.mark >= reservation.bounds.max;
+            let all_fit = match reserved {
+                Ok(Committed { answer: Reserved { range, mark, all_fit }, revision }) => {
                     state.reserved = range.left();
                     state.newest = Some((mark, revision));
                     state.add(range);
-                    full
+                    all_fit
                 }
                 Err(error) => {
                     state.refilling = false;
@@ -185,8 +192,8 @@ impl Ranges {
             while let Some(waiter) = state.waiting.pop_front() {
                 match state.draw(waiter.steps) {
                     Some(numbers) => drop(waiter.reply.send(Ok(numbers))),
-                    // No more can be reserved: this one asks for more than is left, but a smaller one may fit.
-                    None if full => drop(waiter.reply.send(Err(exhausted()))),
+                    // This one asks for more than is left, but a smaller one behind it may fit.
+                    None if waiter.considered && !all_fit => drop(waiter.reply.send(Err(exhausted()))),
                     None => {
                         request = waiter.request.clone();
                         state.waiting.push_front(waiter);
@@ -201,7 +208,7 @@ impl Ranges {
         }
     }
 
-    async fn reserve(&self, wanted: Reservation, request: RequestId) -> Result<Committed<(Range, Mark)>> {
+    async fn reserve(&self, wanted: Reservation, request: RequestId) -> Result<Committed<Reserved>> {
         let began = Instant::now();
         let reserved = self.cells.change(&self.key, request, move |state| wanted.apply(state)).await;
         metrics::histogram!("tidemark_range_refill_seconds").record(began.elapsed().as_secs_f64());
@@ -210,38 +217,60 @@ impl Ranges {
 }
 
 /// What a refill wants.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Reservation {
-    /// For callers that wait,
-    waiting: i64,
+    /// For callers that wait, one by one,
+    waiting: Vec<i64>,
+    /// who have this much already,
+    at_hand: i64,
     /// and for those that will come.
     ahead: i64,
     bounds: Bounds,
     absent: Absent,
 }
 
+/// What it got.
+#[derive(Debug)]
+struct Reserved {
+    range: Range,
+    mark: Mark,
+    /// Whether everyone who waited can be served. Who can't asks for more than is left.
+    all_fit: bool,
+}
+
 impl Reservation {
-    /// Moves the mark by as much as wanted, or to the last number there is. What is reserved ahead shrinks towards the
-    /// end, so that one instance does not sit on numbers that the others could give.
-    fn apply(self, state: &mut Option<Mark>) -> Result<(Range, Mark)> {
+    /// Moves the mark by as much as wanted. Towards the end, one instance should not sit on numbers that the others could
+    /// give: less is reserved ahead, and nothing for a caller who can't be served.
+    fn apply(&self, state: &mut Option<Mark>) -> Result<Reserved> {
         let mark = match self.absent {
             Absent::IsLost => state.as_mut().ok_or_else(lost)?,
             Absent::Begins => state.get_or_insert(Mark::at(self.bounds.base)),
         };
         let used = mark.mark.max(self.bounds.base);
         let left = Range { used, end: self.bounds.max }.left();
-        let wanted = self.waiting.saturating_add(self.ahead.min(left / 16)).min(left);
+        let supply = self.at_hand.saturating_add(left);
+        let (mut fitting, mut all_fit) = (0_i64, true);
+        for span in &self.waiting {
+            match fitting.saturating_add(*span) {
+                sum if sum <= supply => fitting = sum,
+                _ => all_fit = false,
+            }
+        }
+        let ahead = self.ahead.min(left / 16);
+        let wanted = (fitting - self.at_hand).max(0).saturating_add(ahead).min(left);
         let range = Range { used, end: used + wanted };
         if wanted > 0 {
             mark.mark = range.end;
         }
-        Ok((range, mark.clone()))
+        Ok(Reserved { range, mark: mark.clone(), all_fit })
     }
 }
 
 impl State {
+    /// What can be given now.
     fn left(&self) -> i64 {
-        self.at_hand.iter().fold(0, |sum, range| sum.saturating_add(range.left()))
+        let within = |range: &Range| Range { used: range.used, end: range.end.min(self.bounds.max) }.left();
+        self.at_hand.iter().fold(0, |sum, range| sum.saturating_add(within(range)))
     }
 
     /// Numbers at hand below a new base are forgotten; those above a new maximum are kept for when it is raised.
@@ -370,18 +399,19 @@ mod tests {
 
     #[test]
     fn little_is_reserved_ahead_where_little_is_left() {
-        let reserve = |mark, waiting| {
-            let mut state = Some(Mark::at(mark));
-            let bounds = Bounds { base: 0, max: 100 };
-            let (range, _) =
-                Reservation { waiting, ahead: 1000, bounds, absent: Absent::IsLost }.apply(&mut state).unwrap();
-            (range.used, range.end, state.unwrap().mark)
+        let reserve = |mark, at_hand, waiting: &[i64]| {
+            let (bounds, absent) = (Bounds { base: 0, max: 100 }, Absent::IsLost);
+            let wanted = Reservation { waiting: waiting.into(), at_hand, ahead: 1000, bounds, absent };
+            let Reserved { range, all_fit, .. } = wanted.apply(&mut Some(Mark::at(mark))).unwrap();
+            (range.used, range.end, all_fit)
         };
-        assert_eq!(reserve(0, 1), (0, 7, 7));
-        assert_eq!(reserve(90, 1), (90, 91, 91));
-        assert_eq!(reserve(99, 5), (99, 100, 100));
-        assert_eq!(reserve(100, 5), (100, 100, 100));
-        assert_eq!(reserve(200, 5), (200, 200, 200), "a maximum below the mark");
+        assert_eq!(reserve(0, 0, &[1]), (0, 7, true));
+        assert_eq!(reserve(90, 0, &[1]), (90, 91, true));
+        assert_eq!(reserve(95, 3, &[8]), (95, 100, true));
+        assert_eq!(reserve(95, 3, &[9]), (95, 95, false), "nothing is taken from others for one who can't be served");
+        assert_eq!(reserve(95, 3, &[9, 4, 5]), (95, 96, false), "but for the smaller one behind him");
+        assert_eq!(reserve(100, 0, &[1]), (100, 100, false));
+        assert_eq!(reserve(200, 0, &[1]), (200, 200, false), "a maximum below the mark");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! The slice: an increment key through every layer.
+//! Increment keys, through every layer.
 
 use std::collections::BTreeSet;
 
@@ -10,6 +10,7 @@ use tidemark::{
         ids::{Increment, IncrementRequest},
     },
     error::Code,
+    roles::Role,
 };
 
 use crate::support::{API_KEY, Deployment, eventually, name};
@@ -178,4 +179,136 @@ async fn a_typed_client_gets_typed_errors() {
     let server = deployment.serve().await;
     assert_eq!(client.increment(&key, &request).await.unwrap_err().code, Code::NotFound);
     server.stop().await;
+}
+
+#[tokio::test]
+async fn steps_are_the_callers_within_the_keys_limits() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    let http = server.http().key(API_KEY);
+    for mode in ["range", "strict"] {
+        let settings = json!({"key": mode, "base": 100, "delta": 5, "max_request_delta": 10, "mode": mode});
+        server.http().configure("increment", settings).await;
+        let take = async |query: &str| http.data(&format!("/v1/id/increment?key={mode}{query}")).await["id"].clone();
+        assert_eq!(take("").await, json!([105]), "the key's own step");
+        assert_eq!(take("&size=3&delta=10").await, json!([115, 125, 135]));
+        assert_eq!(take("&delta=1").await, json!([136]));
+        let random = take("&size=100&rand_delta=true").await;
+        let mut last = 136;
+        for id in random.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()) {
+            assert!((1..=5).contains(&(id - last)), "{id} after {last}");
+            last = id;
+        }
+        let current = server.http().admin().data(&format!("/v1/config/increment?key={mode}")).await["current"].clone();
+        match mode {
+            "strict" => assert_eq!(current, json!(last), "exact"),
+            _ => assert!(current.as_i64().unwrap() >= last, "reserved"),
+        }
+        server.http().configure("increment", json!({"key": mode, "base": 100, "rand_delta": true, "delta": 50})).await;
+        let first = take("").await[0].as_i64().unwrap();
+        assert!((1..=50).contains(&(first - last)), "the key's own chance");
+        assert_eq!(take("&delta=3&rand_delta=false").await, json!([first + 3]));
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn strict_keys_count_without_gaps_across_instances() {
+    let deployment = Deployment::new().await;
+    let (server, other) = tokio::join!(deployment.serve(), deployment.serve());
+    server.http().configure("increment", json!({"key": "s", "base": 0, "mode": "strict"})).await;
+    let client = deployment.client().await;
+    let (key, request) = (name("s"), IncrementRequest::default());
+    let answers = join_all((0..500).map(|_| client.increment(&key, &request))).await;
+    let ids: BTreeSet<i64> = answers.into_iter().flat_map(|answer| answer.unwrap().id).collect();
+    assert_eq!(ids, (1..=500).collect());
+    // Repeats are answered from the record that was written with the mark.
+    let once = server.http().key(API_KEY).header("idempotency-key", "x");
+    let elsewhere = other.http().key(API_KEY).header("idempotency-key", "x");
+    assert_eq!(once.data("/v1/id/increment?key=s&size=2").await["id"], json!([501, 502]));
+    assert_eq!(elsewhere.data("/v1/id/increment?key=s&size=2").await["id"], json!([501, 502]));
+    assert_eq!(once.get("/v1/id/increment?key=s&size=3").await.status, 409);
+    tokio::join!(server.stop(), other.stop());
+}
+
+#[tokio::test]
+async fn a_maximum_ends_a_key_and_a_higher_one_opens_it_again() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    let http = server.http().key(API_KEY);
+    for mode in ["range", "strict"] {
+        let settings = |max: i64| json!({"key": mode, "base": 0, "mode": mode, "max": max});
+        server.http().configure("increment", settings(10)).await;
+        let path = |size: i64| format!("/v1/id/increment?key={mode}&size={size}");
+        assert_eq!(http.get(&path(11)).await.json()["code"], 4003);
+        assert_eq!(http.data(&path(8)).await["id"][7], 8);
+        assert_eq!(http.get(&path(3)).await.json()["code"], 4003);
+        assert_eq!(http.data(&path(2)).await["id"], json!([9, 10]), "nothing was spent by the refusals");
+        assert_eq!(http.get(&path(1)).await.json()["code"], 4003);
+        server.http().configure("increment", settings(12)).await;
+        assert_eq!(http.data(&path(2)).await["id"], json!([11, 12]));
+        server.http().configure("increment", settings(5)).await;
+        assert_eq!(http.get(&path(1)).await.json()["code"], 4003, "a maximum below what was given");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn who_was_given_a_number_is_known() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    let (admin, http) = (server.http().admin(), server.http().key(API_KEY));
+    server.http().configure("increment", json!({"key": "r", "base": 100})).await;
+    server.http().configure("increment", json!({"key": "s", "base": 0, "mode": "strict"})).await;
+    http.clone().header("x-request-id", "first").data("/v1/id/increment?key=r&size=5").await;
+    let given = admin.data("/v1/id/given?key=r&number=103").await;
+    assert_eq!(
+        (&given["counter"], &given["first"], &given["request_id"]),
+        (&json!("increment.r"), &json!(101), &json!("first"))
+    );
+    assert!(given["last"].as_i64().unwrap() >= 105, "{given}");
+    let (_, listed, _) = crate::support::tidemark(&["instances", "--json"], deployment.environment()).await;
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(given["instance"], listed[0]["instance"], "{listed}");
+    assert_eq!((&listed[0]["number"], &listed[0]["roles"]), (&json!(0), &json!(["ids", "http"])));
+    assert_eq!(listed[0]["ranges"][0]["counter"], "r");
+
+    http.clone().header("x-request-id", "one").data("/v1/id/increment?key=s&size=3").await;
+    http.clone().header("idempotency-key", "two").data("/v1/id/increment?key=s&size=2").await;
+    let who = async |number: i64| admin.data(&format!("/v1/id/given?key=s&number={number}")).await;
+    assert_eq!((who(2).await["request_id"].clone(), who(2).await["last"].clone()), (json!("one"), json!(3)));
+    assert_eq!((who(4).await["request_id"].clone(), who(5).await["first"].clone()), (json!("two"), json!(4)));
+
+    // A jump gives nothing to anybody.
+    admin.configure("increment", json!({"key": "s", "base": 50, "mode": "strict"})).await;
+    assert_eq!(admin.get("/v1/id/given?key=s&number=30").await.status, 404);
+    assert_eq!(http.get("/v1/id/given?key=s&number=1").await.status, 200, "the default tenant's key is an operator's");
+
+    let parts =
+        json!([{"type": "date-format", "format": "yyyyMMdd-"}, {"type": "auto-increment", "reset_scope": "date"}]);
+    admin.configure("formatted", json!({"key": "f", "parts": parts, "mode": "strict"})).await;
+    http.data("/v1/id/formatted?key=f&size=4").await;
+    let today = chrono::Utc::now().date_naive();
+    assert_eq!(admin.data("/v1/id/given?key=f&number=4").await["counter"], json!(format!("formatted.f.{today}")));
+    assert_eq!(admin.data(&format!("/v1/id/given?key=f&number=4&scope={today}")).await["last"], 4);
+    assert_eq!(admin.get("/v1/id/given?key=f&number=4&scope=1999-01-01").await.status, 404);
+    assert_eq!(admin.get("/v1/id/given?key=f&number=4&scope=*").await.status, 400);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn instances_have_numbers_of_their_own() {
+    let deployment = Deployment::new().await;
+    let (one, two) = tokio::join!(deployment.serve(), deployment.serve_with(|config| config.roles = vec![Role::Ids]));
+    let list = async || -> serde_json::Value {
+        let (_, listed, err) = crate::support::tidemark(&["instances", "--json"], deployment.environment()).await;
+        serde_json::from_str(&listed).unwrap_or_else(|_| panic!("{listed}{err}"))
+    };
+    let both = list().await;
+    assert_eq!((&both[0]["number"], &both[1]["number"], both.as_array().unwrap().len()), (&json!(0), &json!(1), 2));
+    let (code, table, _) = crate::support::tidemark(&["instances"], deployment.environment()).await;
+    assert!(code == Some(0) && table.contains("ids,http") && table.contains("uptime"), "{table}");
+    tokio::join!(one.stop(), two.stop());
+    let (code, _, err) = crate::support::tidemark(&["instances"], deployment.environment()).await;
+    assert!(code == Some(1) && err.contains("no instance answers"), "{err}");
 }

@@ -7,12 +7,16 @@ mod support;
 
 mod access;
 mod commands;
+mod formatted;
 mod halves;
+mod ids_table;
 mod increment;
 mod recovery;
+mod snowflake;
 mod start;
 mod streams;
 mod surfaces;
+mod tokens;
 mod tour;
 mod uniqueness;
 mod up;

@@ -16,19 +16,22 @@ async fn drift_is_shown_mended_where_nothing_is_lost_and_explained_where_somethi
     assert_eq!(code, Some(0), "{out}{err}");
     assert!(out.contains("KV_tm_counters: created"), "{out}");
     let (code, out, _) = tidemark(&["streams", "diff"], environment()).await;
-    assert_eq!((code, out.as_str()), (Some(0), "KV_tm_counters: as declared\nKV_tm_registry: as declared\n"));
+    assert_eq!(
+        (code, out.as_str()),
+        (Some(0), "KV_tm_counters: as declared\nKV_tm_leases: as declared\nKV_tm_registry: as declared\n")
+    );
 
     // An operator changes two things by hand.
     let jetstream = jetstream::new(deployment.nats().await);
     let mut config = jetstream.get_stream("KV_tm_counters").await.unwrap().cached_info().config.clone();
     config.description = Some("mine".into());
-    config.max_messages_per_subject = 5;
+    config.max_messages_per_subject = 20_000;
     jetstream.update_stream(config).await.unwrap();
 
     let (code, out, _) = tidemark(&["streams", "diff"], environment()).await;
     assert_eq!(code, Some(1));
     assert!(out.contains("KV_tm_counters: description is \"mine\""), "{out}");
-    assert!(out.contains("max_msgs_per_subject is 5, declared is 1, not applied"), "{out}");
+    assert!(out.contains("max_msgs_per_subject is 20000, declared is 10000, not applied"), "{out}");
 
     let (code, out, err) = tidemark(&["streams", "apply"], environment()).await;
     assert_eq!(code, Some(1), "what would lose data remains");
@@ -36,7 +39,7 @@ async fn drift_is_shown_mended_where_nothing_is_lost_and_explained_where_somethi
     let live = jetstream.get_stream("KV_tm_counters").await.unwrap().cached_info().config.clone();
     assert_eq!(
         (live.description.as_deref(), live.max_messages_per_subject),
-        (Some("Tidemark: counters and idempotent answers"), 5)
+        (Some("Tidemark: counters and idempotent answers"), 20_000)
     );
 
     // A process starts all the same: the operator's wider limit harms nobody.

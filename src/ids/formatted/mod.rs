@@ -2,6 +2,8 @@
 
 mod format;
 mod pattern;
+#[cfg(test)]
+mod tests;
 mod uniqueness;
 
 use std::sync::Arc;

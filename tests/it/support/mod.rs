@@ -12,6 +12,7 @@ use serde_json::Value;
 use tidemark::{
     api::Name,
     client::Client,
+    clock::Clock,
     config::Config,
     jetstream::connect_to,
     server::{ServeError, Server},
@@ -67,6 +68,13 @@ impl Deployment {
         let mut config = self.config();
         change(&mut config);
         let server = Server::bind(config).await.unwrap();
+        Running::start(server).await
+    }
+
+    /// The same by a clock of the test's.
+    pub async fn serve_by(&self, clock: &Clock) -> Running {
+        let mut server = Server::bind(self.config()).await.unwrap();
+        server.clock = clock.clone();
         Running::start(server).await
     }
 
@@ -190,11 +198,23 @@ impl Http {
         Answer { status, headers, text: response.text().await.unwrap() }
     }
 
+    /// A GET that must succeed, and its data.
+    pub async fn data(&self, path: &str) -> Value {
+        let answer = self.get(path).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+        answer.json()["data"].clone()
+    }
+
+    /// Configures a key of any type.
+    pub async fn configure(&self, id_type: &str, body: Value) -> Value {
+        let made = self.clone().admin().post(&format!("/v1/config/{id_type}"), body).await;
+        assert_eq!(made.status, 200, "{}", made.text);
+        made.json()["data"].clone()
+    }
+
     /// Makes an increment key.
     pub async fn make_key(&self, key: &str, base: i64) {
-        let made =
-            self.clone().admin().post("/v1/config/increment", serde_json::json!({"key": key, "base": base})).await;
-        assert_eq!(made.status, 200, "{}", made.text);
+        self.configure("increment", serde_json::json!({"key": key, "base": base})).await;
     }
 }
 
