@@ -104,7 +104,8 @@ impl Gateway {
     pub async fn call<O: Operation>(&self, call: Call<O>) -> Result<O::Response> {
         match self.hosted.get::<O>() {
             Some(handler) => handler.dispatch(call).await,
-            None => self.client.call_with::<O>(&call.target, &call.request, &call.context).await,
+            // Boxed, so that calls in this process don't carry the larger state of one over the network.
+            None => Box::pin(self.client.call_with::<O>(&call.target, &call.request, &call.context)).await,
         }
     }
 }

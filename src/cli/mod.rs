@@ -1,5 +1,6 @@
 //! The command line.
 
+mod bench;
 mod call;
 mod doctor;
 mod instances;
@@ -47,6 +48,8 @@ enum Command {
     Instances(instances::Options),
     /// Print the OpenAPI document.
     Openapi,
+    /// Measure the speed that we promise, on servers started for it. Fails if a goal is missed.
+    Bench(bench::Options),
     /// Send one request over NATS and print the reply.
     Call(call::Options),
 }
@@ -90,6 +93,7 @@ impl Cli {
                 print(serde_json::to_string_pretty(&http::openapi_document())?)?;
                 Ok(ExitCode::SUCCESS)
             }
+            Command::Bench(options) => bench::run(options).await,
             Command::Call(options) => call::run(&config, options).await,
         }
     }

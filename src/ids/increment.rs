@@ -49,12 +49,12 @@ impl Handle<Increment> for Ids {
             bounds: Bounds { base: settings.base, max: settings.max.unwrap_or(i64::MAX) },
             mode: settings.mode,
         };
-        let request = call.context.request_id();
+        let request = || call.context.request_id();
         let id = match &call.context.idempotency_key {
             None => self.sequences.take(counter(key), taking, &request).await?,
             Some(name) => {
                 let once = Once::new(&Increment::INFO, key, name, &call.request, self.idempotency_window)?;
-                self.sequences.take_once(counter(key), taking, &request, once).await?
+                Box::pin(self.sequences.take_once(counter(key), taking, &request, once)).await?
             }
         };
         Ok(api::ids::Ids { id })

@@ -16,7 +16,7 @@ use crate::{
         ids::{IdType, Mode},
     },
     error::Result,
-    watermark::{Absent, AtHand, Bounds, Cells, Mark, Once, RangeSettings, Ranges, RequestId, Steps, lost},
+    watermark::{Absent, AtHand, Bounds, Cells, Mark, Once, RangeSettings, Ranges, Requester, Steps, lost},
 };
 
 /// Counters of one key that are held at once: the day before may still be asked for around midnight.
@@ -103,7 +103,7 @@ impl Sequences {
     }
 
     /// The next numbers of a counter. All of them, or an error and none.
-    pub async fn take(&self, counter: CounterName<'_>, taking: Taking, request: &RequestId) -> Result<Vec<i64>> {
+    pub async fn take(&self, counter: CounterName<'_>, taking: Taking, request: Requester<'_>) -> Result<Vec<i64>> {
         let began = Instant::now();
         let in_use = self.in_use(counter);
         let Taking { steps, bounds, mode } = taking;
@@ -115,11 +115,9 @@ impl Sequences {
                 numbers
             }
             Mode::Strict => {
-                let advance = strictly(counter.absent(), steps, bounds);
-                self.cells
-                    .change(&counter.to_string(), request.clone(), advance)
-                    .await
-                    .map(|committed| committed.answer)
+                let (key, advance) = (counter.to_string(), strictly(counter.absent(), steps, bounds));
+                // Boxed: it waits for a write anyway, and the other mode should not carry its state.
+                Box::pin(self.cells.change(&key, request(), advance)).await.map(|committed| committed.answer)
             }
         };
         in_use.measure(began, &numbers);
@@ -131,7 +129,7 @@ impl Sequences {
         &self,
         counter: CounterName<'_>,
         taking: Taking,
-        request: &RequestId,
+        request: Requester<'_>,
         once: Once,
     ) -> Result<Vec<i64>> {
         match taking.mode {
@@ -139,7 +137,7 @@ impl Sequences {
             Mode::Strict => {
                 let began = Instant::now();
                 let advance = strictly(counter.absent(), taking.steps, taking.bounds);
-                let numbers = self.cells.change_once(&counter.to_string(), request.clone(), once, advance).await;
+                let numbers = self.cells.change_once(&counter.to_string(), request(), once, advance).await;
                 self.in_use(counter).measure(began, &numbers);
                 numbers
             }

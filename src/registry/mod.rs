@@ -122,9 +122,14 @@ impl Registry {
         if row.record.is_some() {
             return Ok(row);
         }
-        if let Some(entry) = self.bucket.read(&R::bucket_key(id)).await? {
-            self.sees(entry.revision).await?;
-        }
+        // Boxed because it is rare, and every caller's state would have to hold it.
+        let read_through = async {
+            match self.bucket.read(&R::bucket_key(id)).await? {
+                Some(entry) => self.sees(entry.revision).await,
+                None => Ok(()),
+            }
+        };
+        Box::pin(read_through).await?;
         Ok(table.get(id.as_str()))
     }
 

@@ -323,11 +323,18 @@ impl<S: State> Cell<S> {
                     error
                 }
             };
+            storage_error("write");
             if !pause_before(deadline).await {
                 return Err(Error::unavailable("the counters can't be written").source(source));
             }
         }
     }
+}
+
+/// Under the name that IDBuilder's dashboards know.
+fn storage_error(operation: &'static str) {
+    metrics::counter!("idbuilder_storage_errors_total", "backend" => "jetstream", "operation" => operation)
+        .increment(1);
 }
 
 /// Waits a moment if there is one before the deadline.
@@ -341,7 +348,8 @@ async fn pause_before(deadline: Instant) -> bool {
 }
 
 async fn read<S: State>(bucket: &Bucket, key: &str) -> Result<Option<(String, S, u64)>> {
-    let Some(entry) = bucket.read(key).await? else { return Ok(None) };
+    let entry = bucket.read(key).await.inspect_err(|_| storage_error("read"))?;
+    let Some(entry) = entry else { return Ok(None) };
     let stored = decode::<S>(key, &entry.value)?;
     Ok(Some((stored.nonce, stored.state, entry.revision)))
 }

@@ -27,6 +27,9 @@ pub use ranges::{Absent, RangeSettings, Ranges};
 /// The caller's or the proxy's name for a request, kept beside what it took. It grants and decides nothing.
 pub type RequestId = Option<Arc<str>>;
 
+/// Tells a request's name where it is needed, which is once in a thousand requests.
+pub type Requester<'a> = &'a (dyn Fn() -> RequestId + Send + Sync);
+
 /// Numbers of one counter that a process has reserved and not given yet.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AtHand {

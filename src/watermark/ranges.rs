@@ -13,7 +13,7 @@ use std::{
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Bounds, Cells, Committed, Mark, RequestId, Steps,
+    Bounds, Cells, Committed, Mark, RequestId, Requester, Steps,
     numbers::{Range, exhausted, lost},
 };
 use crate::error::{Error, Result};
@@ -92,7 +92,7 @@ impl Ranges {
     }
 
     /// The next numbers within the bounds. All of them, or an error and none.
-    pub async fn take(self: &Arc<Self>, steps: Steps, bounds: Bounds, request: &RequestId) -> Result<Vec<i64>> {
+    pub async fn take(self: &Arc<Self>, steps: Steps, bounds: Bounds, request: Requester<'_>) -> Result<Vec<i64>> {
         let answer = {
             let mut state = self.lock();
             if state.stopped {
@@ -107,7 +107,7 @@ impl Ranges {
                 Some(numbers) => return Ok(numbers),
                 None => {
                     let (reply, answer) = oneshot::channel();
-                    state.waiting.push_back(Waiter { steps, request: request.clone(), considered: false, reply });
+                    state.waiting.push_back(Waiter { steps, request: request(), considered: false, reply });
                     answer
                 }
             }
@@ -150,9 +150,9 @@ impl Ranges {
         (size as f64 * self.settings.prefetch_threshold) as i64
     }
 
-    fn refill_in_background(self: &Arc<Self>, state: &mut State, request: &RequestId) {
+    fn refill_in_background(self: &Arc<Self>, state: &mut State, request: Requester<'_>) {
         if !std::mem::replace(&mut state.refilling, true) {
-            let (this, request) = (self.clone(), request.clone());
+            let (this, request) = (self.clone(), request());
             tokio::spawn(async move { this.refill(request).await });
         }
     }

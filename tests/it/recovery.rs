@@ -71,6 +71,9 @@ async fn a_process_waits_for_its_servers_and_outlives_them() {
         status = mint().await;
     }
     assert_eq!(status, 503);
+    let metrics = http.get("/metrics").await.text;
+    let errors = r#"idbuilder_storage_errors_total{backend="jetstream",operation="write"}"#;
+    assert!(metrics.contains(errors), "{metrics}");
     servers.nats.restart().await.unwrap();
     eventually("ready after NATS is back", is_ready).await;
     for _ in 0..5 {

@@ -87,7 +87,15 @@ async fn the_documents_and_the_metrics_are_served() {
     );
 
     let metrics = http.get("/metrics").await.text;
-    for metric in ["tidemark_http_requests_total", "tidemark_watermark_group_size", "tidemark_range_refill_seconds"] {
+    for metric in [
+        "tidemark_http_requests_total",
+        "tidemark_watermark_group_size",
+        "tidemark_range_refill_seconds",
+        r#"idbuilder_requests_total{key="k",id_type="increment"}"#,
+        r#"idbuilder_request_duration_seconds_count{key="k",id_type="increment"}"#,
+        r#"idbuilder_sequence_current{key="k"}"#,
+        r#"idbuilder_cache_remaining{key="k"}"#,
+    ] {
         assert!(metrics.contains(metric), "{metric} is missing");
     }
     assert!(metrics.contains(r#"route="/v1/id/increment""#));

@@ -226,16 +226,16 @@ async fn the_next_range_is_fetched_before_this_one_is_used_up() {
     cells.change("k", None, |state| Ok(state.insert(Mark::at(0)).mark)).await.unwrap();
     let settings = RangeSettings { default_size: 10, max_size: 10, prefetch_threshold: 0.5 };
     let ranges = Ranges::new(cells.clone(), "k".into(), Absent::IsLost, settings);
-    ranges.take(Steps::single(1), Bounds::above(0), &None).await.unwrap();
+    ranges.take(Steps::single(1), Bounds::above(0), &|| None).await.unwrap();
     let left = ranges.at_hand();
     assert!(left >= 5, "nothing is fetched before it is needed: {left}");
-    ranges.take(Steps::single(left as u32 - 3), Bounds::above(0), &None).await.unwrap();
+    ranges.take(Steps::single(left as u32 - 3), Bounds::above(0), &|| None).await.unwrap();
     eventually("a refill that nobody waits for", async || (ranges.at_hand() > 3).then_some(())).await;
 
     // The tail that is given back is exactly what nobody was given.
-    let last = *ranges.take(Steps::single(2), Bounds::above(0), &None).await.unwrap().last().unwrap();
+    let last = *ranges.take(Steps::single(2), Bounds::above(0), &|| None).await.unwrap().last().unwrap();
     eventually("no refill is under way", async || (ranges.at_hand() >= 5).then_some(())).await;
     ranges.stop().await;
     assert_eq!(cells.read("k").await.unwrap().unwrap(), Mark { mark: last, base: 0 });
-    assert_eq!(ranges.take(Steps::single(1), Bounds::above(0), &None).await.unwrap_err().code, Code::Unavailable);
+    assert_eq!(ranges.take(Steps::single(1), Bounds::above(0), &|| None).await.unwrap_err().code, Code::Unavailable);
 }

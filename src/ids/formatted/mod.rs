@@ -26,7 +26,7 @@ use crate::{
         },
     },
     error::{Error, Result},
-    watermark::{Bounds, Mark, Once, RequestId, Steps},
+    watermark::{Bounds, Mark, Once, Requester, Steps},
 };
 
 /// A formatted key's settings, understood.
@@ -68,7 +68,7 @@ impl Ids {
         name: &Name,
         key: &FormattedKey,
         count: u32,
-        request: &RequestId,
+        request: Requester<'_>,
     ) -> Result<Vec<String>> {
         // One reading of the clock for all parts, the counter's day included.
         let now = self.clock.now();
@@ -123,13 +123,13 @@ impl Handle<Formatted> for Ids {
         let record = self.existing(name).await?;
         let Kind::Formatted(key) = &record.kind else { return Err(other_type(name, IdType::Formatted, &record)) };
         let count = size(call.request.size)?;
-        let request = call.context.request_id();
+        let request = || call.context.request_id();
         let mint = || self.mint_formatted(name, key, count, &request);
         let id = match &call.context.idempotency_key {
             None => mint().await?,
             Some(once) => {
                 let once = Once::new(&Formatted::INFO, name, once, &call.request, self.idempotency_window)?;
-                once.or_make(self.sequences.cells().bucket(), mint).await?
+                Box::pin(once.or_make(self.sequences.cells().bucket(), mint)).await?
             }
         };
         Ok(FormattedIds { id })

@@ -1,0 +1,63 @@
+//! `tidemark bench`: the speed that we promise, as ratios measured in one run.
+//!
+//! Both sides of a ratio take turns in short rounds on the same servers, and the median of the pairs counts: a busy machine
+//! slows both, and the ratio stays.
+
+mod ground;
+mod ids;
+mod load;
+
+use std::fmt;
+
+pub use ground::Ground;
+
+/// One promise, measured.
+#[derive(Debug, Clone)]
+pub struct Row {
+    pub name: &'static str,
+    pub goal: f64,
+    pub figure: f64,
+    pub unit: Unit,
+    /// What the figure comes from, for people.
+    pub detail: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Of the other side, at least the goal.
+    Ratio,
+    /// A second, at least the goal.
+    PerSecond,
+}
+
+impl Row {
+    pub fn is_ok(&self) -> bool {
+        self.figure >= self.goal
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { name, goal, figure, unit, detail } = self;
+        let verdict = if self.is_ok() { "met" } else { "MISSED" };
+        match unit {
+            Unit::Ratio => write!(f, "{name:<34} {figure:>12.2} {goal:>12.2}  {verdict:<6}  {detail}"),
+            Unit::PerSecond => write!(f, "{name:<34} {figure:>12.0} {goal:>12.0}  {verdict:<6}  {detail}"),
+        }
+    }
+}
+
+/// Measures every promise whose name contains the filter, showing each as it is known.
+pub async fn run(filter: &str, mut show: impl FnMut(&Row)) -> Vec<Row> {
+    let ground = Ground::prepare().await;
+    let mut rows = Vec::new();
+    for (name, measure) in ids::ROWS {
+        if name.contains(filter) {
+            let row = measure(&ground).await;
+            show(&row);
+            rows.push(row);
+        }
+    }
+    ground.clear().await;
+    rows
+}
