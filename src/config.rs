@@ -236,6 +236,16 @@ impl Config {
                 return refuse(key, format!("must be 1s at least, is {duration:?}"));
             }
         }
+        let century = Duration::from_secs(100 * 365 * 86_400);
+        for (key, duration) in [
+            ("ids.token_ttl", self.ids.token_ttl),
+            ("ids.lease_ttl", self.ids.lease_ttl),
+            ("ids.unowned_lease_ttl", self.ids.unowned_lease_ttl),
+        ] {
+            if duration > century {
+                return refuse(key, "must not be above a hundred years".into());
+            }
+        }
         if self.ids.default_batch_size < 1 {
             return refuse("ids.default_batch_size", "must be 1 at least".into());
         }
@@ -339,6 +349,9 @@ mod tests {
             ("[http]\nrequest_timeout = '1 fortnite'", ("X", ""), "http.request_timeout"),
             ("[ids]\nprefetch_threshold = 1.5", ("X", ""), "ids.prefetch_threshold"),
             ("[ids]\nmax_batch_size = 1", ("X", ""), "ids.max_batch_size"),
+            ("[ids]\ntoken_ttl = '500 years'", ("X", ""), "ids.token_ttl"),
+            ("[ids]\nlease_ttl = '10ms'", ("X", ""), "ids.lease_ttl"),
+            ("[auth]\ntoken_secret = 'short'", ("X", ""), "auth.token_secret"),
             ("not toml", ("X", ""), "TOML"),
         ] {
             let refused = load(file, &[environment]).expect_err(file).to_string();

@@ -80,7 +80,7 @@ impl Instance {
         self.change(leases, move |leases| leases.take(&owner, terms)).await
     }
 
-    /// Keeps the number until told to stop, and gives it back then. Lost ones are replaced.
+    /// Keeps the number until told to stop. A lost one is replaced.
     pub async fn keep_number(self: Arc<Self>, leases: Cells<Leases>, clock: Clock, stop: CancellationToken) {
         while tokio::time::timeout(TTL / 3, stop.cancelled()).await.is_err() {
             let kept = match self.held() {

@@ -224,8 +224,11 @@ impl Server {
         self.until("a number", || self.instance.take_number(&leases, clock)).await?;
         tokio::spawn(self.instance.clone().keep_number(leases.clone(), clock.clone(), background));
         let ids = self.config.roles.contains(&Role::Ids).then(|| {
-            let marks = Cells::new(watermark::bucket(jetstream.clone(), prefix), name.clone(), deadline);
-            let stores = ids::Stores { registry: registry.clone(), marks, leases: leases.clone() };
+            let stores = ids::Stores {
+                registry: registry.clone(),
+                counters: watermark::bucket(jetstream.clone(), prefix),
+                leases: watermark::lease_bucket(jetstream.clone(), prefix),
+            };
             Arc::new(Ids::new(stores, &self.config, clock.clone(), name))
         });
         if let Some(ids) = &ids {

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use utoipa::ToSchema;
 
-pub use tokens::Tokens;
+pub use tokens::{Claim, Tokens};
 
 use crate::{
     api::{Info, Name, Scope, Surface},
@@ -52,8 +52,8 @@ pub enum Caller {
     /// Has the admin token.
     Admin,
     Key(ApiKey),
-    /// Has the token of one id key.
-    Token(Name),
+    /// Has a token of one id key.
+    Token(Claim),
 }
 
 impl Caller {
@@ -73,10 +73,19 @@ impl Caller {
     /// Whether he may call it on this target.
     pub fn may_reach(&self, target: &[Name]) -> Result<()> {
         match self {
-            Caller::Token(key) if target != std::slice::from_ref(key) => {
+            Caller::Token(Claim { key, .. }) if target != std::slice::from_ref(key) => {
                 Err(Error::new(Code::Forbidden, format!("this token opens {key} only")))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Tells callers apart, however they spell their credentials.
+    pub fn fingerprint(&self) -> Hash {
+        match self {
+            Caller::Admin => hash("admin"),
+            Caller::Key(key) => key.hash,
+            Caller::Token(Claim { key, generation }) => hash(&format!("{key}.{generation}")),
         }
     }
 }
@@ -131,16 +140,16 @@ impl Gate {
         match ApiKey::id_in(credential).and_then(|id| self.registry.keys.get(id).record) {
             Some(key) if bool::from(key.hash.ct_eq(&presented)) => Ok(Caller::Key(ApiKey::clone(&key))),
             _ => match self.opened_by(credential) {
-                Some(key) => Ok(Caller::Token(key)),
+                Some(claim) => Ok(Caller::Token(claim)),
                 None => Err(Error::new(Code::Unauthenticated, "credentials are not valid")),
             },
         }
     }
 
     /// The id key that a token opens. A generation that we have not heard of yet is one that we made elsewhere just now.
-    fn opened_by(&self, token: &str) -> Option<Name> {
+    fn opened_by(&self, token: &str) -> Option<Claim> {
         let claim = self.tokens.as_ref()?.verify(token, self.clock.now())?;
         let known = self.registry.ids.get(claim.key.as_str()).record.map_or(0, |record| record.token_generation);
-        (claim.generation >= known).then_some(claim.key)
+        (claim.generation >= known).then_some(claim)
     }
 }

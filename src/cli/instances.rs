@@ -10,8 +10,9 @@ use super::{Failure, Outcome, print};
 use crate::{config::Config, instance::Report, jetstream, nats};
 
 /// Instances answer within milliseconds; nobody knows how many there are.
-const SILENCE: Duration = Duration::from_millis(300);
-const LIMIT: Duration = Duration::from_secs(3);
+const FIRST: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_millis(500);
+const LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -63,8 +64,9 @@ async fn ask(config: &Config) -> Result<Vec<Report>, Failure> {
     let inbox = nats.new_inbox();
     let mut answers = nats.subscribe(inbox.clone()).await?;
     nats.publish_with_reply(nats::statistics_subject(&config.nats.prefix), inbox, Default::default()).await?;
-    let (mut reports, deadline) = (Vec::new(), Instant::now() + LIMIT);
-    while let Ok(Some(answer)) = timeout(SILENCE, answers.next()).await {
+    let (mut reports, mut patience, deadline) = (Vec::new(), FIRST, Instant::now() + LIMIT);
+    while let Ok(Some(answer)) = timeout(patience, answers.next()).await {
+        patience = SILENCE;
         // A service of the same name that is not ours says nothing that we understand.
         if let Ok(statistics) = serde_json::from_slice::<Statistics>(&answer.payload) {
             reports.extend(statistics.endpoints.into_iter().find_map(|endpoint| endpoint.data));

@@ -44,6 +44,11 @@ async fn answer<O: Operation>(
     request: Request,
 ) -> Response {
     let encoding = wanted(request.headers());
+    // A route for GET takes HEAD as well, and ids must not be spent on answers that nobody sees.
+    if request.method() == axum::http::Method::HEAD {
+        let error = Error::new(Code::MethodNotAllowed, "HEAD is not supported here");
+        return dialect::failure(O::INFO.surface, encoding, &error);
+    }
     match call::<O>(&app, path, request, encoding).await {
         Ok(response) => response,
         Err(error) => {
@@ -74,10 +79,9 @@ async fn call<O: Operation>(
     let caller = match app.is_open(info.surface) {
         true => None,
         false => {
-            let credential = credential(&parts.headers);
-            let caller = ready.gate.identify(credential)?;
+            let caller = ready.gate.identify(credential(&parts.headers))?;
             caller.may(info)?;
-            ready.limits.admit(info, credential.unwrap_or_default())?;
+            ready.limits.admit(info, &caller)?;
             Some(caller)
         }
     };

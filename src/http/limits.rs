@@ -1,37 +1,42 @@
-//! How many requests one credential may make.
+//! How many requests one caller may make.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{
+    num::NonZeroU32,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter, clock::Clock as _, clock::DefaultClock};
 
 use crate::{
-    access,
+    access::Caller,
     api::{Info, Surface},
     config,
     error::{Code, Error, Result},
 };
 
-/// Tokens that nobody used for this many requests' time are forgotten once there are this many.
-const MANY: usize = 10_000;
+/// Who is below his limit again is forgotten, every so many requests.
+const TIDYING: u32 = 10_000;
 
 #[derive(Default)]
 pub struct Limits {
-    /// By the credential's hash. None if ids are not limited.
+    /// By caller. None if ids are not limited.
     ids: Option<DefaultKeyedRateLimiter<[u8; 32]>>,
+    requests: AtomicU32,
 }
 
 impl Limits {
     pub fn new(config: &config::Config) -> Self {
         let limiter = |rate| RateLimiter::keyed(Quota::per_second(rate));
-        Self { ids: NonZeroU32::new(config.ids.rate_limit).map(limiter) }
+        Self { ids: NonZeroU32::new(config.ids.rate_limit).map(limiter), requests: 0.into() }
     }
 
-    pub fn admit(&self, operation: &Info, credential: &str) -> Result<()> {
+    pub fn admit(&self, operation: &Info, caller: &Caller) -> Result<()> {
         let Some(limiter) = self.ids.as_ref().filter(|_| operation.surface == Surface::Ids) else { return Ok(()) };
-        if limiter.len() > MANY {
+        if self.requests.fetch_add(1, Ordering::Relaxed) % TIDYING == TIDYING - 1 {
             limiter.retain_recent();
         }
-        limiter.check_key(&access::hash(credential)).map_err(|refused| {
+        limiter.check_key(&caller.fingerprint()).map_err(|refused| {
             let wait = refused.wait_time_from(DefaultClock::default().now()).max(Duration::from_millis(1));
             Error::new(Code::RateLimited, "too many requests with this token").retry_after(wait)
         })

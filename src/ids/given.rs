@@ -1,6 +1,6 @@
 //! Who was given a number: read out of the counter's own history.
 
-use super::{Ids, formatted, increment, keys::Kind};
+use super::{Ids, keys::Kind, sequences::CounterName};
 use crate::{
     api::{
         Call, Handle,
@@ -15,10 +15,10 @@ impl Handle<Given> for Ids {
         let (key, number) = (&call.target, call.request.number);
         let record = self.existing(key).await?;
         let counter = match (&record.kind, &call.request.scope) {
-            (Kind::Increment(_), None) => increment::counter(key).to_string(),
+            (Kind::Increment(_), None) => CounterName::Increment(key).to_string(),
             (Kind::Formatted(known), scope) => match (known.scope_at(self.clock.now()), scope) {
                 (None, _) => return Err(Error::invalid(format!("{key} has no counter"))),
-                (Some(current), None) => formatted::counter(key, current).to_string(),
+                (Some(current), None) => CounterName::Formatted(key, current).to_string(),
                 // As it is written; a scope that never was has no history.
                 (Some(_), Some(scope)) if scope.chars().all(|char| char.is_ascii_digit() || char == '-') => {
                     format!("formatted.{key}.{scope}")
@@ -62,11 +62,11 @@ fn find(history: &[Past<Mark>], number: i64) -> Option<(i64, &Past<Mark>)> {
         })?;
     for past in history {
         let Mark { mark, base } = past.state;
-        let first = before.max(base) + 1;
+        let spent = before.max(base);
         if mark < number {
             found = None;
-        } else if first <= number {
-            found = Some((first, past));
+        } else if spent < number {
+            found = Some((spent + 1, past));
         }
         before = mark;
     }
@@ -111,6 +111,8 @@ mod tests {
         for never in [100, 500, 1000, 1101] {
             assert_eq!(who(never), None, "{never}");
         }
+        let last = i64::MAX;
+        assert_eq!(find(&self::history(&[(last, last)]), 5).map(|(first, _)| first), None);
         assert_eq!(find(&[], 1).map(|(first, _)| first), None);
     }
 }

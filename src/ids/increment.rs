@@ -2,7 +2,6 @@
 
 use super::{
     Ids,
-    formatted::Scope,
     keys::{KeyRecord, Kind, check_name, other_type, size, taken_by_other_type},
     sequences::{CounterName, Taking},
 };
@@ -18,10 +17,6 @@ use crate::{
 /// Steps beyond this would leave a counter with hardly any number.
 const LARGEST_DELTA: i64 = 1_000_000_000_000;
 
-pub(super) fn counter(key: &Name) -> CounterName<'_> {
-    CounterName { key, id_type: IdType::Increment, scope: Scope::Whole }
-}
-
 impl Ids {
     async fn increment_key(&self, key: &Name) -> Result<(std::sync::Arc<KeyRecord>, IncrementSettings)> {
         let record = self.existing(key).await?;
@@ -29,6 +24,15 @@ impl Ids {
             Kind::Increment(settings) => Ok((record.clone(), settings.clone())),
             _ => Err(other_type(key, IdType::Increment, &record)),
         }
+    }
+}
+
+impl Ids {
+    /// Puts a key back to its base where its mark is lost.
+    pub(super) async fn begin_increment_again(&self, key: &Name, settings: &IncrementSettings) -> Result<()> {
+        let base = settings.base;
+        let begin = move |state: &mut Option<Mark>| Ok(state.get_or_insert(Mark::at(base)).mark);
+        self.sequences.cells().change(&CounterName::Increment(key).to_string(), None, begin).await.map(drop)
     }
 }
 
@@ -48,15 +52,21 @@ impl Handle<Increment> for Ids {
             steps: Steps { count, step, random },
             bounds: Bounds { base: settings.base, max: settings.max.unwrap_or(i64::MAX) },
             mode: settings.mode,
+            version: None,
         };
         let request = || call.context.request_id();
-        let id = match &call.context.idempotency_key {
-            None => self.sequences.take(counter(key), taking, &request).await?,
-            Some(name) => {
-                let once = Once::new(&Increment::INFO, key, name, &call.request, self.idempotency_window)?;
-                Box::pin(self.sequences.take_once(counter(key), taking, &request, once)).await?
+        let counter = CounterName::Increment(key);
+        let mint = async {
+            match &call.context.idempotency_key {
+                None => self.sequences.take(counter, taking, &request).await,
+                Some(name) => {
+                    let once = Once::new(&Increment::INFO, key, name, &call.request, self.idempotency_window)?;
+                    let render = |numbers| numbers;
+                    Box::pin(self.sequences.take_once(counter, taking, &request, once, render)).await
+                }
             }
         };
+        let id = self.requests.measure(key, IdType::Increment, mint).await?;
         Ok(api::ids::Ids { id })
     }
 }
@@ -88,7 +98,8 @@ impl Handle<SetIncrement> for Ids {
             }
         };
         let request = call.context.request_id();
-        let current = self.sequences.cells().change(&counter(&key).to_string(), request, jump).await?.answer;
+        let current =
+            self.sequences.cells().change(&CounterName::Increment(&key).to_string(), request, jump).await?.answer;
         let record = self.store(&key, row, Kind::Increment(settings.clone())).await?;
         Ok(describe(key, settings, &record, current))
     }
@@ -97,7 +108,8 @@ impl Handle<SetIncrement> for Ids {
 impl Handle<GetIncrement> for Ids {
     async fn handle(&self, call: Call<GetIncrement>) -> Result<IncrementConfig> {
         let (record, settings) = self.increment_key(&call.target).await?;
-        let mark = self.sequences.cells().read(&counter(&call.target).to_string()).await?.ok_or_else(lost)?;
+        let mark =
+            self.sequences.cells().read(&CounterName::Increment(&call.target).to_string()).await?.ok_or_else(lost)?;
         Ok(describe(call.target, settings, &record, mark.mark))
     }
 }

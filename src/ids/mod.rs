@@ -4,8 +4,10 @@
 
 mod formatted;
 mod given;
+mod guard;
 mod increment;
 mod keys;
+mod meters;
 mod sequences;
 mod snowflake;
 mod tokens;
@@ -25,11 +27,13 @@ use crate::{
     config::Config,
     error::Result,
     gateway::Hosted,
+    jetstream::Bucket,
     registry::Registry,
-    watermark::{AtHand, Cells, Mark, RangeSettings, leases::Leases},
+    watermark::{AtHand, Cells, RangeSettings},
 };
-use formatted::Scope;
+use guard::Guards;
 use keys::Kind;
+use meters::Requests;
 use sequences::Sequences;
 use snowflake::{Leasing, Snowflakes};
 
@@ -37,6 +41,8 @@ use snowflake::{Leasing, Snowflakes};
 pub struct Ids {
     registry: Registry,
     sequences: Sequences,
+    guards: Guards,
+    requests: Requests,
     snowflakes: Snowflakes,
     tokens: Option<Tokens>,
     token_ttl: chrono::Duration,
@@ -48,8 +54,8 @@ pub struct Ids {
 /// Where identifiers are kept.
 pub struct Stores {
     pub registry: Registry,
-    pub marks: Cells<Mark>,
-    pub leases: Cells<Leases>,
+    pub counters: Bucket,
+    pub leases: Bucket,
 }
 
 impl Ids {
@@ -59,15 +65,20 @@ impl Ids {
             max_size: config.ids.max_batch_size,
             prefetch_threshold: config.ids.prefetch_threshold,
         };
+        let deadline = config.watermark.deadline;
+        let guards = Guards::new(Cells::new(stores.counters.clone(), instance.clone(), deadline));
+        let marks = Cells::new(stores.counters, instance.clone(), deadline);
         let leasing = Leasing {
-            cells: stores.leases,
+            cells: Cells::new(stores.leases, instance.clone(), deadline),
             clock: clock.clone(),
             owned: config.ids.lease_ttl,
             unowned: config.ids.unowned_lease_ttl,
         };
         Self {
             registry: stores.registry,
-            sequences: Sequences::new(stores.marks, settings),
+            sequences: Sequences::new(marks, guards.clone(), settings),
+            guards,
+            requests: Requests::default(),
             snowflakes: Snowflakes::new(leasing),
             tokens: Tokens::new(&config.auth),
             token_ttl: chrono::Duration::from_std(config.ids.token_ttl).unwrap_or(chrono::Duration::MAX),
@@ -100,16 +111,11 @@ impl Ids {
     /// Puts every key whose counter is lost back to its base. Ids repeat; somebody has said that this is meant.
     pub async fn begin_again(&self) -> Result<()> {
         for (key, record) in self.registry.ids.all() {
-            let (counter, base) = match &record.kind {
-                Kind::Increment(settings) => (increment::counter(&key), settings.base),
-                Kind::Formatted(known) if known.scope_at(self.clock.now()) == Some(Scope::Whole) => {
-                    (formatted::counter(&key, Scope::Whole), 0)
-                }
-                // Counters of days begin with their first use, and leases with the first holder.
-                Kind::Formatted(_) | Kind::Snowflake(_) => continue,
-            };
-            let begin = move |state: &mut Option<Mark>| Ok(state.get_or_insert(Mark::at(base)).mark);
-            self.sequences.cells().change(&counter.to_string(), None, begin).await?;
+            match &record.kind {
+                Kind::Increment(settings) => self.begin_increment_again(&key, settings).await?,
+                Kind::Formatted(known) => self.begin_formatted_again(&key, known).await?,
+                Kind::Snowflake(settings) => self.begin_snowflake_again(&key, settings).await?,
+            }
         }
         Ok(())
     }

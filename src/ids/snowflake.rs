@@ -7,13 +7,14 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
 
 use super::{
     Ids,
     keys::{KeyRecord, Kind, check_name, other_type, size, taken_by_other_type},
-    sequences::Meters,
 };
 use crate::{
+    access,
     api::{
         Call, Handle, Name, Operation,
         ids::{
@@ -23,10 +24,12 @@ use crate::{
     },
     clock::Clock,
     error::{Error, Result},
+    hex,
     snowflake::{Fence, Generator, Keeper, Layout, Refusal},
     watermark::{
         Cells, Once, RequestId,
         leases::{Held, Leases, Terms},
+        lost,
     },
 };
 
@@ -34,14 +37,22 @@ use crate::{
 pub struct Snowflakes {
     leasing: Leasing,
     /// What this instance mints with, by key.
-    minters: Mutex<HashMap<Name, Arc<tokio::sync::Mutex<Option<Minter>>>>>,
+    minters: Mutex<HashMap<Name, Arc<tokio::sync::Mutex<Place>>>>,
+}
+
+#[derive(Default)]
+enum Place {
+    #[default]
+    Empty,
+    Minting(Minter),
+    /// No lease was to be had.
+    Failed(Instant, Error),
 }
 
 /// A lease that this instance holds for callers without one.
 struct Minter {
     generator: Arc<Generator>,
     held: Held,
-    meters: Arc<Meters>,
     _keeper: Keeper,
 }
 
@@ -53,11 +64,8 @@ impl Snowflakes {
     /// Mints with this instance's own lease, taking one if it has none.
     async fn mint(&self, instance: &str, key: &Name, layout: Layout, count: u32) -> Result<Vec<u64>> {
         loop {
-            let (generator, meters) = self.minter(instance, key, layout).await?;
-            let began = Instant::now();
-            let minted = generator.take(count as usize).await;
-            meters.answered(began);
-            match minted {
+            let generator = self.minter(instance, key, layout).await?;
+            match generator.take(count as usize).await {
                 Ok(ids) => return Ok(ids),
                 // Lost, or the clock passed its end. Whoever comes first takes a new one.
                 Err(Refusal::LeaseEnded) => self.forget(key, &generator).await,
@@ -66,17 +74,34 @@ impl Snowflakes {
         }
     }
 
-    async fn minter(&self, instance: &str, key: &Name, layout: Layout) -> Result<(Arc<Generator>, Arc<Meters>)> {
+    async fn minter(&self, instance: &str, key: &Name, layout: Layout) -> Result<Arc<Generator>> {
         let place = {
             let mut minters = self.minters.lock().expect("no panic while minters are held");
             minters.entry(key.clone()).or_default().clone()
         };
-        let mut minter = place.lock().await;
-        if let Some(Minter { generator, meters, .. }) = minter.as_ref() {
-            return Ok((generator.clone(), meters.clone()));
+        let mut place = place.lock().await;
+        match &*place {
+            Place::Minting(minter) => return Ok(minter.generator.clone()),
+            // Everyone who waited behind the one that failed would fail as slowly.
+            Place::Failed(when, error) if when.elapsed() < Duration::from_secs(1) => return Err(error.share()),
+            Place::Failed(..) | Place::Empty => {}
         }
+        match self.lease(instance, key, layout).await {
+            Ok(minter) => {
+                let generator = minter.generator.clone();
+                *place = Place::Minting(minter);
+                Ok(generator)
+            }
+            Err(error) => {
+                *place = Place::Failed(Instant::now(), error.share());
+                Err(error)
+            }
+        }
+    }
+
+    async fn lease(&self, instance: &str, key: &Name, layout: Layout) -> Result<Minter> {
         // A new owner each time: a lease that we had before and lost must not come back to us as it was.
-        let owner = format!("{instance}/{}", uuid::Uuid::now_v7().simple());
+        let owner = format!("{:.24}/{}", instance, uuid::Uuid::now_v7().simple());
         let held = self.leasing.take(key, layout, Some(owner), None).await?;
         let fence = Fence { begins: held.begins, ends: held.ends };
         let generator = Arc::new(Generator::new(layout, held.number, fence, self.leasing.clock.clone()));
@@ -86,17 +111,15 @@ impl Snowflakes {
             async move { Ok(leasing.renew(&key, layout, lease.owner, lease.epoch).await?.ends) }
         };
         let keeper = Keeper::start(generator.clone(), self.leasing.owned, renew);
-        let meters = Arc::new(Meters::new(key, IdType::Snowflake));
-        *minter = Some(Minter { generator: generator.clone(), held, meters: meters.clone(), _keeper: keeper });
-        Ok((generator, meters))
+        Ok(Minter { generator, held, _keeper: keeper })
     }
 
     async fn forget(&self, key: &Name, generator: &Arc<Generator>) {
         let place = self.minters.lock().expect("no panic while minters are held").get(key).cloned();
         if let Some(place) = place {
-            let mut minter = place.lock().await;
-            if minter.as_ref().is_some_and(|minter| Arc::ptr_eq(&minter.generator, generator)) {
-                *minter = None;
+            let mut place = place.lock().await;
+            if matches!(&*place, Place::Minting(minter) if Arc::ptr_eq(&minter.generator, generator)) {
+                *place = Place::Empty;
             }
         }
     }
@@ -104,20 +127,29 @@ impl Snowflakes {
     /// Gives back the leases that this instance holds.
     pub async fn stop(&self) {
         let minters: Vec<_> = self.minters.lock().expect("no panic while minters are held").drain().collect();
-        for (key, minter) in minters {
-            let Some(Minter { generator, held, .. }) = minter.lock().await.take() else { continue };
-            let last = generator.stop();
-            if let Err(error) = self.leasing.release(&key, held.owner, held.epoch, last, None).await {
+        for (key, place) in minters {
+            let Place::Minting(Minter { generator, held, .. }) = std::mem::take(&mut *place.lock().await) else {
+                continue;
+            };
+            let (last, layout) = (generator.stop(), generator.layout());
+            if let Err(error) = self.leasing.release(&key, layout, (held.owner, held.epoch), last, None).await {
                 tracing::debug!(%key, %error, "a worker id was not given back and will expire");
             }
         }
     }
 }
 
+/// The leases of a key, with the layout that they are for: it can't change once one was given.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeaseSet {
+    layout: Layout,
+    leases: Leases,
+}
+
 /// Takes, keeps and gives back worker ids. Cheap to clone.
 #[derive(Clone)]
 pub struct Leasing {
-    pub cells: Cells<Leases>,
+    pub cells: Cells<LeaseSet>,
     pub clock: Clock,
     /// How long leases last, with an owner and without.
     pub owned: Duration,
@@ -131,27 +163,27 @@ impl Leasing {
             None => (uuid::Uuid::now_v7().to_string(), self.unowned),
         };
         let terms = self.terms(layout, ttl);
-        self.change(key, request, move |leases| leases.take(&owner, terms)).await
+        self.change(key, layout, request, move |leases| leases.take(&owner, terms)).await
     }
 
     async fn renew(&self, key: &Name, layout: Layout, owner: String, epoch: u64) -> Result<Held> {
         let terms = self.terms(layout, self.owned);
-        self.change(key, None, move |leases| leases.renew(&owner, epoch, terms)).await
+        self.change(key, layout, None, move |leases| leases.renew(&owner, epoch, terms)).await
     }
 
     async fn release(
         &self,
         key: &Name,
-        owner: String,
-        epoch: u64,
+        layout: Layout,
+        (owner, epoch): (String, u64),
         last: Option<i64>,
         request: RequestId,
     ) -> Result<()> {
-        self.change(key, request, move |leases| leases.release(&owner, epoch, last)).await
+        self.change(key, layout, request, move |leases| leases.release(&owner, epoch, last)).await
     }
 
     async fn read(&self, key: &Name) -> Result<Leases> {
-        Ok(self.cells.read(&lease_key(key)).await?.unwrap_or_default())
+        Ok(self.cells.read(&lease_key(key)).await?.ok_or_else(lost)?.leases)
     }
 
     fn terms(&self, layout: Layout, ttl: Duration) -> Terms {
@@ -159,17 +191,38 @@ impl Leasing {
         Terms { now: self.clock.now().timestamp_millis(), ttl, numbers: layout.workers() }
     }
 
+    /// Says for which layout leases are from now on. `exists`: there must be a set already.
+    async fn set_layout(&self, key: &Name, layout: Layout, exists: bool, request: RequestId) -> Result<()> {
+        let set = move |state: &mut Option<LeaseSet>| match state {
+            None if exists => Err(lost()),
+            Some(set) if set.layout != layout && set.leases.is_used() => {
+                Err(Error::invalid("the layout can't change once a lease was given: ids could repeat"))
+            }
+            Some(set) => {
+                set.layout = layout;
+                Ok(())
+            }
+            None => {
+                *state = Some(LeaseSet { layout, leases: Leases::default() });
+                Ok(())
+            }
+        };
+        self.cells.change(&lease_key(key), request, set).await.map(drop)
+    }
+
     async fn change<A: Send + 'static>(
         &self,
         key: &Name,
+        layout: Layout,
         request: RequestId,
         mut apply: impl FnMut(&mut Leases) -> Result<A> + Send + 'static,
     ) -> Result<A> {
-        let apply = move |state: &mut Option<Leases>| {
-            let mut leases = state.clone().unwrap_or_default();
-            let answer = apply(&mut leases)?;
-            *state = Some(leases);
-            Ok(answer)
+        let apply = move |state: &mut Option<LeaseSet>| {
+            let set = state.as_mut().ok_or_else(lost)?;
+            if set.layout != layout {
+                return Err(Error::unavailable("the configuration of this key is being changed; ask again"));
+            }
+            apply(&mut set.leases)
         };
         Ok(self.cells.change(&lease_key(key), request, apply).await?.answer)
     }
@@ -196,6 +249,11 @@ impl Ids {
             Kind::Snowflake(settings) => Ok((record.clone(), settings.clone())),
             _ => Err(other_type(key, IdType::Snowflake, &record)),
         }
+    }
+
+    /// Begins with no leases where they are lost.
+    pub(super) async fn begin_snowflake_again(&self, key: &Name, settings: &SnowflakeSettings) -> Result<()> {
+        self.snowflakes.leasing.set_layout(key, layout(settings), false, None).await
     }
 
     async fn describe_snowflake(
@@ -242,29 +300,25 @@ fn describe_lease(settings: &SnowflakeSettings, held: Held) -> SnowflakeLease {
     }
 }
 
-fn check_owner(owner: &str) -> Result<()> {
-    match owner.chars().count() {
-        1..=128 => Ok(()),
-        length => Err(Error::field("owner", format!("must have 1 to 128 characters, has {length}"))),
+fn check_owner(owner: String) -> Result<String> {
+    match (1..=64).contains(&owner.len()) && !owner.contains(char::is_control) {
+        true => Ok(owner),
+        false => Err(Error::field("owner", "must have 1 to 64 bytes and no control characters")),
     }
 }
 
 impl Handle<LeaseSnowflake> for Ids {
     async fn handle(&self, call: Call<LeaseSnowflake>) -> Result<SnowflakeLease> {
-        let (key, owner) = (&call.target, &call.request.owner);
-        let (_, settings) = self.snowflake_key(key).await?;
-        owner.as_deref().map(check_owner).transpose()?;
-        let began = Instant::now();
-        let leasing = &self.snowflakes.leasing;
-        let lease = || leasing.take(key, layout(&settings), owner.clone(), call.context.request_id());
-        let held = match &call.context.idempotency_key {
-            None => lease().await?,
-            Some(name) => {
-                let once = Once::new(&LeaseSnowflake::INFO, key, name, &call.request, self.idempotency_window)?;
-                once.or_make(self.sequences.cells().bucket(), lease).await?
-            }
+        let (_, settings) = self.snowflake_key(&call.target).await?;
+        // A repeated request is its own owner: it finds the lease that it has, or takes a new one when that is gone.
+        let owner = match (call.request.owner, &call.context.idempotency_key) {
+            (Some(owner), _) => Some(check_owner(owner)?),
+            (None, Some(name)) => Some(format!("once-{:.32}", hex::encode(&access::hash(name.as_str())))),
+            (None, None) => None,
         };
-        Meters::new(key, IdType::Snowflake).answered(began);
+        let request = call.context.request_id();
+        let lease = self.snowflakes.leasing.take(&call.target, layout(&settings), owner, request);
+        let held = self.requests.measure(&call.target, IdType::Snowflake, lease).await?;
         Ok(describe_lease(&settings, held))
     }
 }
@@ -280,10 +334,10 @@ impl Handle<RenewSnowflake> for Ids {
 
 impl Handle<ReleaseSnowflake> for Ids {
     async fn handle(&self, call: Call<ReleaseSnowflake>) -> Result<Released> {
-        self.snowflake_key(&call.target).await?;
+        let (_, settings) = self.snowflake_key(&call.target).await?;
         let ReleaseRequest { owner, epoch, last_timestamp } = call.request;
-        let request = call.context.request_id();
-        self.snowflakes.leasing.release(&call.target, owner, epoch, last_timestamp, request).await?;
+        let (lease, request) = ((owner, epoch), call.context.request_id());
+        self.snowflakes.leasing.release(&call.target, layout(&settings), lease, last_timestamp, request).await?;
         Ok(Released { released: true })
     }
 }
@@ -293,14 +347,17 @@ impl Handle<NextSnowflakes> for Ids {
         let key = &call.target;
         let (_, settings) = self.snowflake_key(key).await?;
         let count = size(call.request.size)?;
-        let mint = || self.snowflakes.mint(&self.instance, key, layout(&settings), count);
-        let id = match &call.context.idempotency_key {
-            None => mint().await?,
-            Some(name) => {
-                let once = Once::new(&NextSnowflakes::INFO, key, name, &call.request, self.idempotency_window)?;
-                once.or_make(self.sequences.cells().bucket(), mint).await?
+        let mint = async || self.snowflakes.mint(&self.instance, key, layout(&settings), count).await;
+        let answer = async {
+            match &call.context.idempotency_key {
+                None => mint().await,
+                Some(name) => {
+                    let once = Once::new(&NextSnowflakes::INFO, key, name, &call.request, self.idempotency_window)?;
+                    once.or_make(self.sequences.cells().bucket(), mint).await
+                }
             }
         };
+        let id = self.requests.measure(key, IdType::Snowflake, answer).await?;
         Ok(match call.request.strings {
             false => SnowflakeIds::Numbers { id },
             true => SnowflakeIds::Strings { id: id.iter().map(u64::to_string).collect() },
@@ -314,16 +371,13 @@ impl Handle<SetSnowflake> for Ids {
         check_name(&settings.name)?;
         layout(&settings).check(self.clock.now())?;
         let row = self.find(&key).await?;
-        match row.record.as_deref() {
-            None => {}
-            Some(KeyRecord { kind: Kind::Snowflake(known), .. }) => {
-                let is_used = self.snowflakes.leasing.read(&key).await?.is_used();
-                if layout(known) != layout(&settings) && is_used {
-                    return Err(Error::invalid("the layout can't change once a lease was given: ids could repeat"));
-                }
-            }
+        let exists = match row.record.as_deref() {
+            None => false,
+            Some(KeyRecord { kind: Kind::Snowflake(_), .. }) => true,
             Some(record) => return Err(taken_by_other_type(&key, record)),
-        }
+        };
+        // First the leases, then the record, as with the marks of increment keys.
+        self.snowflakes.leasing.set_layout(&key, layout(&settings), exists, call.context.request_id()).await?;
         let record = self.store(&key, row, Kind::Snowflake(settings.clone())).await?;
         self.describe_snowflake(key, settings, &record).await
     }

@@ -105,25 +105,6 @@ impl Bucket {
         Ok(values)
     }
 
-    /// The keys that begin with a prefix of whole tokens.
-    pub async fn keys_below(&self, prefix: &str) -> Result<Vec<String>> {
-        let unavailable = |error: async_nats::Error| {
-            Error::unavailable(format!("the keys of {} can't be listed", self.name)).source(error)
-        };
-        let stream = self
-            .jetstream
-            .get_stream_no_info(format!("KV_{}", self.name))
-            .await
-            .map_err(|error| unavailable(error.into()))?;
-        let filter = self.subject(&format!("{prefix}.>"));
-        let mut subjects = stream.info_with_subjects(filter).await.map_err(|error| unavailable(error.into()))?;
-        let (mut keys, skipped) = (Vec::new(), self.subject("").len());
-        while let Some(subject) = subjects.next().await {
-            keys.push(subject.map_err(|error| unavailable(error.into()))?.0[skipped..].to_owned());
-        }
-        Ok(keys)
-    }
-
     /// Writes all or none. Returns the revision of the last one.
     pub async fn write(&self, writes: &[Write]) -> Result<u64, CasError> {
         if let [write] = writes {

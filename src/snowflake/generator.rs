@@ -139,6 +139,10 @@ impl Generator {
                 return Err(Refusal::LeaseEnded);
             }
             let now = self.clock.now().timestamp_millis() - self.layout.base;
+            // Before anything is shifted: what does not fit would begin again at zero.
+            if now > self.layout.last_timestamp() {
+                return Err(Refusal::Exhausted);
+            }
             let latest = (last >> bits) as i64;
             let first = if now > latest {
                 (now as u64) << bits
@@ -152,9 +156,6 @@ impl Generator {
             let timestamp = (first >> bits) as i64;
             if timestamp >= self.ends.load(Ordering::Relaxed) {
                 return Err(Refusal::LeaseEnded);
-            }
-            if timestamp > self.layout.last_timestamp() {
-                return Err(Refusal::Exhausted);
             }
             let claimed = wanted.min(mask - (first & mask) + 1);
             match self.last.compare_exchange_weak(last, first + claimed - 1, Ordering::Relaxed, Ordering::Relaxed) {
@@ -256,6 +257,13 @@ mod tests {
         let generator = Generator::new(layout, 0, Fence { begins: 0, ends: i64::MAX }, clock.clone());
         generator.try_next().unwrap();
         clock.set(time(16));
+        assert_eq!(generator.try_next(), Err(Refusal::Exhausted));
+        // A timestamp that takes all the bits there are does not begin again.
+        let layout = Layout { skip_bits: 0, timestamp_bits: 33, worker_bits: 0, sequence_bits: 31, ..LAYOUT };
+        let clock = Clock::manual(time((1 << 33) - 1));
+        let generator = Generator::new(layout, 0, Fence { begins: 0, ends: i64::MAX }, clock.clone());
+        assert_eq!(layout.parse(generator.try_next().unwrap()).0, (1 << 33) - 1);
+        clock.set(time(1 << 33));
         assert_eq!(generator.try_next(), Err(Refusal::Exhausted));
     }
 

@@ -1,11 +1,12 @@
 //! Which bits of an id are which.
 
 use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
 /// From the highest bit down: unused, timestamp, worker id, sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// Timestamps count from here, in milliseconds since 1970.
     pub base: i64,

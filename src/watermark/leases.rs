@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Error, Result};
 
-/// What one value of the bucket can hold: a lease is some hundred bytes, and a message has a megabyte.
-const MOST: usize = 8192;
+/// What one value of the bucket can hold: a lease has up to 200 bytes, and a message a megabyte.
+const MOST: usize = 4096;
 
 /// All leases of one set. The position is the number.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

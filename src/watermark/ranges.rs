@@ -70,8 +70,8 @@ struct State {
 struct Waiter {
     steps: Steps,
     request: RequestId,
-    /// Whether the reservation under way was made for it too.
-    considered: bool,
+    /// Its place in the reservation under way, if that was made for it too.
+    considered: Option<usize>,
     reply: oneshot::Sender<Result<Vec<i64>>>,
 }
 
@@ -107,7 +107,7 @@ impl Ranges {
                 Some(numbers) => return Ok(numbers),
                 None => {
                     let (reply, answer) = oneshot::channel();
-                    state.waiting.push_back(Waiter { steps, request: request(), considered: false, reply });
+                    state.waiting.push_back(Waiter { steps, request: request(), considered: None, reply });
                     answer
                 }
             }
@@ -159,27 +159,29 @@ impl Ranges {
 
     /// Reserves until nobody waits. The first reservation is made for the request; later ones for whoever waits first.
     async fn refill(&self, mut request: RequestId) {
+        let mut fragmented = false;
         loop {
             let reservation = {
                 let mut state = self.lock();
                 state.adapt(&self.settings);
-                state.waiting.iter_mut().for_each(|waiter| waiter.considered = true);
+                state.waiting.iter_mut().enumerate().for_each(|(index, waiter)| waiter.considered = Some(index));
                 Reservation {
                     waiting: state.waiting.iter().map(|waiter| waiter.steps.span()).collect(),
-                    at_hand: state.left(),
+                    at_hand: if fragmented { 0 } else { state.left() },
                     ahead: state.size,
                     bounds: state.bounds,
-                    absent: self.absent,
+                    // What was there once is lost if it is missing.
+                    absent: if state.newest.is_some() { Absent::IsLost } else { self.absent },
                 }
             };
             let reserved = self.reserve(reservation, request.take()).await;
             let mut state = self.lock();
-            let all_fit = match reserved {
-                Ok(Committed { answer: Reserved { range, mark, all_fit }, revision }) => {
+            let fits = match reserved {
+                Ok(Committed { answer: Reserved { range, mark, fits }, revision }) => {
                     state.reserved = range.left();
                     state.newest = Some((mark, revision));
                     state.add(range);
-                    all_fit
+                    fits
                 }
                 Err(error) => {
                     state.refilling = false;
@@ -193,8 +195,12 @@ impl Ranges {
                 match state.draw(waiter.steps) {
                     Some(numbers) => drop(waiter.reply.send(Ok(numbers))),
                     // This one asks for more than is left, but a smaller one behind it may fit.
-                    None if waiter.considered && !all_fit => drop(waiter.reply.send(Err(exhausted()))),
+                    None if waiter.considered.is_some_and(|index| !fits[index]) => {
+                        drop(waiter.reply.send(Err(exhausted())));
+                    }
                     None => {
+                        // It came meanwhile, or what is at hand lies in pieces too small for its steps.
+                        fragmented = waiter.considered.is_some();
                         request = waiter.request.clone();
                         state.waiting.push_front(waiter);
                         break;
@@ -234,8 +240,8 @@ struct Reservation {
 struct Reserved {
     range: Range,
     mark: Mark,
-    /// Whether everyone who waited can be served. Who can't asks for more than is left.
-    all_fit: bool,
+    /// Who of those who waited can be served. Who can't asks for more than is left.
+    fits: Vec<bool>,
 }
 
 impl Reservation {
@@ -249,20 +255,23 @@ impl Reservation {
         let used = mark.mark.max(self.bounds.base);
         let left = Range { used, end: self.bounds.max }.left();
         let supply = self.at_hand.saturating_add(left);
-        let (mut fitting, mut all_fit) = (0_i64, true);
-        for span in &self.waiting {
-            match fitting.saturating_add(*span) {
-                sum if sum <= supply => fitting = sum,
-                _ => all_fit = false,
+        let mut fitting = 0_i64;
+        let fit = |span: &i64| {
+            let sum = fitting.saturating_add(*span);
+            let fits = sum <= supply;
+            if fits {
+                fitting = sum;
             }
-        }
+            fits
+        };
+        let fits = self.waiting.iter().map(fit).collect();
         let ahead = self.ahead.min(left / 16);
         let wanted = (fitting - self.at_hand).max(0).saturating_add(ahead).min(left);
         let range = Range { used, end: used + wanted };
         if wanted > 0 {
             mark.mark = range.end;
         }
-        Ok(Reserved { range, mark: mark.clone(), all_fit })
+        Ok(Reserved { range, mark: mark.clone(), fits })
     }
 }
 
@@ -402,16 +411,24 @@ mod tests {
         let reserve = |mark, at_hand, waiting: &[i64]| {
             let (bounds, absent) = (Bounds { base: 0, max: 100 }, Absent::IsLost);
             let wanted = Reservation { waiting: waiting.into(), at_hand, ahead: 1000, bounds, absent };
-            let Reserved { range, all_fit, .. } = wanted.apply(&mut Some(Mark::at(mark))).unwrap();
-            (range.used, range.end, all_fit)
+            let Reserved { range, fits, .. } = wanted.apply(&mut Some(Mark::at(mark))).unwrap();
+            (range.used, range.end, fits)
         };
-        assert_eq!(reserve(0, 0, &[1]), (0, 7, true));
-        assert_eq!(reserve(90, 0, &[1]), (90, 91, true));
-        assert_eq!(reserve(95, 3, &[8]), (95, 100, true));
-        assert_eq!(reserve(95, 3, &[9]), (95, 95, false), "nothing is taken from others for one who can't be served");
-        assert_eq!(reserve(95, 3, &[9, 4, 5]), (95, 96, false), "but for the smaller one behind him");
-        assert_eq!(reserve(100, 0, &[1]), (100, 100, false));
-        assert_eq!(reserve(200, 0, &[1]), (200, 200, false), "a maximum below the mark");
+        assert_eq!(reserve(0, 0, &[1]), (0, 7, vec![true]));
+        assert_eq!(reserve(90, 0, &[1]), (90, 91, vec![true]));
+        assert_eq!(reserve(95, 3, &[8]), (95, 100, vec![true]));
+        assert_eq!(
+            reserve(95, 3, &[9]),
+            (95, 95, vec![false]),
+            "nothing is taken from others for one who can't be served"
+        );
+        assert_eq!(
+            reserve(95, 3, &[9, 4, 5]),
+            (95, 96, vec![false, true, false]),
+            "but for the smaller one behind him"
+        );
+        assert_eq!(reserve(100, 0, &[1]), (100, 100, vec![false]));
+        assert_eq!(reserve(200, 0, &[1]), (200, 200, vec![false]), "a maximum below the mark");
     }
 
     #[tokio::test(start_paused = true)]

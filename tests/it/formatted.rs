@@ -51,6 +51,27 @@ async fn two_instances_on_either_side_of_midnight_count_each_on_its_day() {
 }
 
 #[tokio::test]
+async fn ranges_are_reserved_for_their_day_on_either_side_of_midnight() {
+    let deployment = Deployment::new().await;
+    let (early, late) = (Clock::manual(time("2026-12-31T23:59:59.999Z")), Clock::manual(time("2027-01-01T00:00:00Z")));
+    let before = deployment.serve_by(&early).await;
+    before.http().configure("formatted", json!({"key": "inv", "parts": daily("UTC")})).await;
+    let after = deployment.serve_by(&late).await;
+    let (here, there) = (before.http().key(API_KEY), after.http().key(API_KEY));
+    let mut seen = BTreeSet::new();
+    for (http, day) in [(&here, "20261231"), (&there, "20270101"), (&here, "20261231"), (&there, "20270101")] {
+        let id = next(http, "inv").await;
+        assert!(id.starts_with(&format!("INV{day}-")) && seen.insert(id.clone()), "{id}");
+    }
+    early.set(time("2027-01-01T00:00:00.001Z"));
+    for http in [&here, &there, &here] {
+        let id = next(http, "inv").await;
+        assert!(id.starts_with("INV20270101-") && seen.insert(id.clone()), "{id}");
+    }
+    tokio::join!(before.stop(), after.stop());
+}
+
+#[tokio::test]
 async fn every_scope_starts_again_in_its_zone() {
     let deployment = Deployment::new().await;
     let clock = Clock::manual(time("2026-12-31T12:00:00Z"));
@@ -139,6 +160,23 @@ async fn a_change_keeps_the_counters_and_what_could_repeat_ids_is_refused() {
         assert_eq!((refused.status, &refused.json()["code"]), (400, &json!(1001)), "{}", refused.text);
         assert!(refused.text.contains(mentions), "{}", refused.text);
     }
+    for prefix in ["B1", ""] {
+        let parts = match prefix {
+            "" => json!([{"type": "auto-increment", "length": 3}]),
+            prefix => parts(prefix, json!({})),
+        };
+        let refused = admin.post("/v1/config/formatted", json!({"key": "f", "parts": parts})).await;
+        assert!(refused.status == 400 && refused.text.contains("earlier format"), "{}", refused.text);
+    }
+    // Not by a detour either: what was given under an earlier format stays given.
+    let random = json!([{"type": "fixed-random-chars", "chars_scope": "0123456789abcdef", "length": 20}]);
+    admin.configure("formatted", json!({"key": "f", "parts": random})).await;
+    let hexadecimal = parts("B", json!({"number_base": 16}));
+    let refused = admin.post("/v1/config/formatted", json!({"key": "f", "parts": hexadecimal})).await;
+    assert!(refused.status == 400 && refused.text.contains("number_base"), "{}", refused.text);
+    admin.configure("formatted", json!({"key": "f", "parts": parts("C", json!({}))})).await;
+    assert_eq!(next(&http, "f").await, "C003");
+
     let yearly = json!([
         {"type": "date-format", "format": "yyyy-"}, {"type": "auto-increment", "reset_scope": "year"},
     ]);

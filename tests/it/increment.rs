@@ -312,3 +312,39 @@ async fn instances_have_numbers_of_their_own() {
     let (code, _, err) = crate::support::tidemark(&["instances"], deployment.environment()).await;
     assert!(code == Some(1) && err.contains("no instance answers"), "{err}");
 }
+
+#[tokio::test]
+async fn what_is_left_in_pieces_too_small_is_skipped_and_no_caller_hangs() {
+    let deployment = Deployment::new().await;
+    let (server, other) = tokio::join!(deployment.serve(), deployment.serve());
+    let settings = json!({"key": "k", "base": 0, "max": 100, "delta": 5});
+    server.http().configure("increment", settings).await;
+    let https = [server.http().key(API_KEY), other.http().key(API_KEY)];
+    let mut given = BTreeSet::new();
+    let mut exhausted = 0;
+    for http in https.iter().cycle().take(60) {
+        let answer = http.get("/v1/id/increment?key=k").await;
+        match answer.status {
+            200 => assert!(given.insert(answer.json()["data"]["id"][0].as_i64().unwrap())),
+            _ => {
+                assert_eq!(answer.json()["code"], 4003, "{}", answer.text);
+                exhausted += 1;
+            }
+        }
+    }
+    assert!(exhausted > 0 && given.len() >= 15 && given.iter().all(|id| *id <= 100), "{given:?}");
+    tokio::join!(server.stop(), other.stop());
+}
+
+#[tokio::test]
+async fn a_look_at_the_headers_alone_spends_nothing() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    server.http().make_key("k", 0).await;
+    let http = server.http().key(API_KEY);
+    for path in ["/v1/id/increment?key=k", "/v1/auth/tokenreset?key=k"] {
+        assert_eq!(http.send(reqwest::Method::HEAD, path, None).await.status, 405, "{path}");
+    }
+    assert_eq!(http.data("/v1/id/increment?key=k").await["id"], json!([1]));
+    server.stop().await;
+}

@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use tidemark::{
-    api::ids::{LeaseRequest, ReleaseRequest, SnowflakeIds, SnowflakeRequest},
+    api::ids::{LeaseRequest, ReleaseRequest, RenewRequest, SnowflakeIds, SnowflakeRequest},
     clock::Clock,
     config::Config,
     error::Code,
@@ -90,8 +90,13 @@ async fn callers_without_a_name_take_a_new_lease_each_time() {
     assert_ne!(first["owner"], second["owner"]);
     let once = http.clone().header("idempotency-key", "restart-1");
     let kept = once.data("/v1/id/snowflake?key=s").await;
-    assert_eq!(once.data("/v1/id/snowflake?key=s").await, kept);
-    for (query, mentions) in [("owner=", "owner"), (&*format!("owner={}", "o".repeat(129)), "owner")] {
+    let again = once.data("/v1/id/snowflake?key=s").await;
+    assert_eq!((&again["worker_id"], &again["epoch"]), (&kept["worker_id"], &kept["epoch"]));
+    let release = json!({"key": "s", "owner": kept["owner"], "epoch": kept["epoch"]});
+    assert_eq!(http.post("/v1/id/snowflake/release", release).await.status, 200);
+    let after = once.data("/v1/id/snowflake?key=s").await;
+    assert_ne!(after["epoch"], kept["epoch"], "a lease that was given back does not come again");
+    for (query, mentions) in [("owner=", "owner"), (&*format!("owner={}", "o".repeat(65)), "owner")] {
         let refused = http.get(&format!("/v1/id/snowflake?key=s&{query}")).await;
         assert!(refused.status == 400 && refused.text.contains(mentions), "{}", refused.text);
     }
@@ -173,7 +178,7 @@ async fn the_client_mints_by_itself_and_gives_its_lease_back() {
 #[tokio::test]
 async fn the_client_renews_in_the_background_and_stops_when_it_has_lost_its_lease() {
     let deployment = Deployment::new().await;
-    let brief = |config: &mut Config| config.ids.lease_ttl = Duration::from_secs(1);
+    let brief = |config: &mut Config| config.ids.lease_ttl = Duration::from_secs(3);
     let server = deployment.serve_with(brief).await;
     make(&server.http(), "s", 0).await;
     let client = deployment.client().await;
@@ -181,7 +186,7 @@ async fn the_client_renews_in_the_background_and_stops_when_it_has_lost_its_leas
     let snowflakes = client.snowflakes(&key).await.unwrap();
     let first_end = snowflakes.lease().expires_at;
     eventually("it mints beyond the lease that it began with", async || {
-        let id = snowflakes.next().await.unwrap();
+        let id = snowflakes.next().await.ok()?;
         let minted = BASE + snowflakes.layout().parse(id).0 as i64;
         (minted > first_end.timestamp_millis() + 500).then_some(())
     })
@@ -193,15 +198,18 @@ async fn the_client_renews_in_the_background_and_stops_when_it_has_lost_its_leas
     let server = deployment.serve_with(brief).await;
     eventually("it goes on", async || snowflakes.next().await.ok()).await;
 
-    // Somebody takes it away.
+    // Somebody takes it away: it stops when it hears of it, long before the end.
     let lease = snowflakes.lease();
+    let renew = RenewRequest { owner: lease.owner.clone(), epoch: lease.epoch };
+    let ends = client.renew_snowflake(&key, &renew).await.unwrap().expires_at;
     let release = ReleaseRequest { owner: lease.owner.clone(), epoch: lease.epoch, last_timestamp: None };
     client.release_snowflake(&key, &release).await.unwrap();
+    let refused = eventually("nothing is minted with it any more", async || snowflakes.next().await.err()).await;
+    assert!(Utc::now() < ends, "only its end stopped it");
     let taken = eventually("the next one gets the worker id", async || {
         client.lease_snowflake(&key, &LeaseRequest { owner: Some("next".into()) }).await.ok()
     })
     .await;
-    let refused = eventually("nothing is minted with it any more", async || snowflakes.next().await.err()).await;
     assert!(refused.code == Code::Unavailable && refused.message.contains("lease"), "{refused}");
     assert!(taken.epoch > lease.epoch && taken.worker_id == lease.worker_id);
     server.stop().await;

@@ -36,8 +36,24 @@ async fn three_processes_start_at_once_on_empty_stores() {
 async fn a_bucket_that_vanished_or_was_remade_is_refused() {
     let deployment = Deployment::new().await;
     let server = deployment.serve().await;
-    server.http().make_key("k", 0).await;
-    assert_eq!(server.http().key(API_KEY).get("/v1/id/increment?key=k").await.json()["data"]["id"], json!([1]));
+    let daily =
+        json!([{"type": "date-format", "format": "yyyyMMdd-"}, {"type": "auto-increment", "reset_scope": "date"}]);
+    let whole = json!([{"type": "auto-increment"}]);
+    let keys = [
+        ("increment", json!({"key": "k", "base": 0})),
+        ("formatted", json!({"key": "daily", "parts": daily})),
+        ("formatted", json!({"key": "whole", "parts": whole})),
+        ("snowflake", json!({"key": "s", "base_ts": 0, "ts_size": 41, "worker_id_size": 10, "seq_size": 12})),
+    ];
+    for (id_type, body) in &keys {
+        server.http().configure(id_type, body.clone()).await;
+    }
+    let paths =
+        ["increment?key=k", "formatted?key=daily", "formatted?key=whole", "snowflake?key=s", "snowflake/next?key=s"];
+    let caller = server.http().key(API_KEY);
+    for path in paths {
+        caller.data(&format!("/v1/id/{path}")).await;
+    }
     server.stop().await;
 
     let jetstream = jetstream::new(deployment.nats().await);
@@ -62,14 +78,41 @@ async fn a_bucket_that_vanished_or_was_remade_is_refused() {
     let mut after = deployment.spawn(&[]);
     after.is_ready().await;
 
-    // Remade under a running process: its keys are not counted from the start again, whatever is asked.
-    jetstream.delete_stream("KV_tm_counters").await.unwrap();
-    let config = jetstream::kv::Config { bucket: "tm_counters".into(), ..Default::default() };
-    jetstream.create_key_value(config).await.unwrap();
+    // Remade under a running process: nothing is counted from the start again, whatever is asked.
     let http = after.http().await;
-    let again = http.clone().admin().post("/v1/config/increment", json!({"key": "k", "base": 0})).await;
-    assert_eq!(again.status, 500, "{}", again.text);
-    assert!(again.text.contains("--fresh"), "{}", again.text);
+    for path in paths {
+        http.clone().key(API_KEY).data(&format!("/v1/id/{path}")).await;
+    }
+    for bucket in ["tm_counters", "tm_leases"] {
+        jetstream.delete_stream(format!("KV_{bucket}")).await.unwrap();
+        let config = jetstream::kv::Config { bucket: bucket.into(), ..Default::default() };
+        jetstream.create_key_value(config).await.unwrap();
+    }
+    for (id_type, mut body) in keys {
+        if id_type == "formatted" {
+            let parts = body["parts"].as_array_mut().unwrap();
+            parts.insert(0, json!({"type": "fixed-chars", "value": "A"}));
+        }
+        let again = http.clone().admin().post(&format!("/v1/config/{id_type}"), body).await;
+        assert_eq!(again.status, 500, "{}", again.text);
+        assert!(again.text.contains("--fresh"), "{}", again.text);
+    }
+    let caller = http.key(API_KEY);
+    for path in [
+        "increment?key=k&size=1000",
+        "formatted?key=daily&size=1000",
+        "formatted?key=whole&size=1000",
+        "snowflake?key=s",
+    ] {
+        let refused = loop {
+            // What was reserved before is still given.
+            let answer = caller.get(&format!("/v1/id/{path}")).await;
+            if answer.status != 200 {
+                break answer;
+            }
+        };
+        assert!(refused.status == 500 && refused.text.contains("--fresh"), "{path}: {}", refused.text);
+    }
 }
 
 #[tokio::test]

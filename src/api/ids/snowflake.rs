@@ -51,7 +51,7 @@ pub struct SnowflakeConfig {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseRequest {
-    /// One name for one process while it runs, 1 to 128 characters. Whoever starts anew takes a new one.
+    /// One name for one process while it runs, 1 to 64 bytes. Whoever starts anew takes a new name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
 }

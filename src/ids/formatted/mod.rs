@@ -1,13 +1,13 @@
 //! Formatted keys: texts made of parts, one of which may count.
 
+mod change;
 mod format;
 mod pattern;
 #[cfg(test)]
 mod tests;
 mod uniqueness;
 
-use std::sync::Arc;
-
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 pub use format::{Format, Scope};
@@ -20,100 +20,59 @@ use super::{
 use crate::{
     api::{
         Call, Handle, Name, Operation,
-        ids::{
-            Formatted, FormattedConfig, FormattedIds, FormattedSettings, GetFormatted, IdType, Part, ResetScope,
-            SetFormatted,
-        },
+        ids::{Formatted, FormattedConfig, FormattedIds, FormattedSettings, GetFormatted, IdType, Part, SetFormatted},
     },
     error::{Error, Result},
-    watermark::{Bounds, Mark, Once, Requester, Steps},
+    watermark::{Bounds, Mark, Once, Steps, lost},
 };
 
-/// A formatted key's settings, understood.
+/// Formats that a key may have had while ids were given. More than anybody needs, and a record stays small.
+const MOST_FORMATS: usize = 100;
+
+/// A formatted key as the registry has it, understood.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(try_from = "FormattedSettings", into = "FormattedSettings")]
+#[serde(try_from = "Stored", into = "Stored")]
 pub struct FormattedKey {
     pub settings: FormattedSettings,
+    pub version: u64,
+    /// What keeps its ids apart, as it was found when the format was set.
+    uniqueness: String,
+    /// The formats before, whose ids may exist.
+    earlier: Vec<Vec<Part>>,
     format: Format,
 }
 
-impl TryFrom<FormattedSettings> for FormattedKey {
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    settings: FormattedSettings,
+    version: u64,
+    uniqueness: String,
+    earlier: Vec<Vec<Part>>,
+}
+
+impl TryFrom<Stored> for FormattedKey {
     type Error = Error;
 
-    fn try_from(settings: FormattedSettings) -> Result<Self> {
-        Ok(Self { format: Format::new(&settings.parts)?, settings })
+    fn try_from(Stored { settings, version, uniqueness, earlier }: Stored) -> Result<Self> {
+        Ok(Self { format: Format::new(&settings.parts)?, settings, version, uniqueness, earlier })
     }
 }
 
-impl From<FormattedKey> for FormattedSettings {
-    fn from(key: FormattedKey) -> Self {
-        key.settings
+impl From<FormattedKey> for Stored {
+    fn from(FormattedKey { settings, version, uniqueness, earlier, .. }: FormattedKey) -> Self {
+        Self { settings, version, uniqueness, earlier }
     }
-}
-
-pub(super) fn counter(key: &Name, scope: Scope) -> CounterName<'_> {
-    CounterName { key, id_type: IdType::Formatted, scope }
 }
 
 impl FormattedKey {
-    /// The counter that is in use now.
-    pub(super) fn scope_at(&self, now: chrono::DateTime<chrono::Utc>) -> Option<Scope> {
+    /// The counter that is in use at a moment.
+    pub(super) fn scope_at(&self, now: DateTime<Utc>) -> Option<Scope> {
         Some(self.format.counter?.scope_at(now))
     }
-}
 
-impl Ids {
-    async fn mint_formatted(
-        &self,
-        name: &Name,
-        key: &FormattedKey,
-        count: u32,
-        request: Requester<'_>,
-    ) -> Result<Vec<String>> {
-        // One reading of the clock for all parts, the counter's day included.
-        let now = self.clock.now();
-        let numbers = match &key.format.counter {
-            None => (1..=i64::from(count)).collect(),
-            Some(terms) => {
-                let bounds = Bounds { base: 0, max: terms.max };
-                let taking = Taking { steps: Steps::single(count), bounds, mode: key.settings.mode };
-                self.sequences.take(counter(name, terms.scope_at(now)), taking, request).await?
-            }
-        };
-        let stencil = key.format.at(now);
-        Ok(numbers.into_iter().map(|number| stencil.id(number)).collect())
-    }
-
-    async fn describe_formatted(&self, name: Name, key: &FormattedKey, record: &KeyRecord) -> Result<FormattedConfig> {
-        let now = self.clock.now();
-        let mark = match key.scope_at(now) {
-            None => 0,
-            Some(scope) => {
-                let mark = self.sequences.cells().read(&counter(&name, scope).to_string()).await?;
-                mark.map_or(0, |mark| mark.mark)
-            }
-        };
-        Ok(FormattedConfig {
-            key: name,
-            name: key.settings.name.clone(),
-            parts: key.settings.parts.clone(),
-            mode: key.settings.mode,
-            sample_id: key.format.at(now).id(mark.saturating_add(1)),
-            uniqueness: key.format.uniqueness(now)?.to_string(),
-            created_at: record.created_at,
-            updated_at: record.updated_at,
-        })
-    }
-
-    /// Whether an id of the key was ever given.
-    async fn is_in_use(&self, name: &Name) -> Result<bool> {
-        let cells = self.sequences.cells();
-        for key in cells.bucket().keys_below(&format!("formatted.{name}")).await? {
-            if cells.read(&key).await?.is_some_and(|mark| mark.mark > 0) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    fn render(&self, now: DateTime<Utc>, numbers: Vec<i64>) -> Vec<String> {
+        let stencil = self.format.at(now);
+        numbers.into_iter().map(|number| stencil.id(number)).collect()
     }
 }
 
@@ -123,43 +82,76 @@ impl Handle<Formatted> for Ids {
         let record = self.existing(name).await?;
         let Kind::Formatted(key) = &record.kind else { return Err(other_type(name, IdType::Formatted, &record)) };
         let count = size(call.request.size)?;
+        // One reading of the clock for all parts, the counter's day included.
+        let now = self.clock.now();
+        let once = match &call.context.idempotency_key {
+            None => None,
+            Some(once) => Some(Once::new(&Formatted::INFO, name, once, &call.request, self.idempotency_window)?),
+        };
         let request = || call.context.request_id();
-        let mint = || self.mint_formatted(name, key, count, &request);
-        let id = match &call.context.idempotency_key {
-            None => mint().await?,
-            Some(once) => {
-                let once = Once::new(&Formatted::INFO, name, once, &call.request, self.idempotency_window)?;
-                Box::pin(once.or_make(self.sequences.cells().bucket(), mint)).await?
+        let mint = async {
+            let Some(terms) = key.format.counter else {
+                let make = async || Ok(key.render(now, (1..=i64::from(count)).collect()));
+                return match once {
+                    None => make().await,
+                    Some(once) => Box::pin(once.or_make(self.sequences.cells().bucket(), make)).await,
+                };
+            };
+            let counter = CounterName::Formatted(name, terms.scope_at(now));
+            let (mode, version) = (key.settings.mode, Some(key.version));
+            let bounds = Bounds { base: 0, max: terms.max };
+            let taking = Taking { steps: Steps::single(count), bounds, mode, version };
+            match once {
+                None => Ok(key.render(now, self.sequences.take(counter, taking, &request).await?)),
+                Some(once) => {
+                    let key = key.clone();
+                    let render = move |numbers| key.render(now, numbers);
+                    Box::pin(self.sequences.take_once(counter, taking, &request, once, render)).await
+                }
             }
         };
-        Ok(FormattedIds { id })
+        Ok(FormattedIds { id: self.requests.measure(name, IdType::Formatted, mint).await? })
     }
 }
 
 impl Handle<SetFormatted> for Ids {
     async fn handle(&self, call: Call<SetFormatted>) -> Result<FormattedConfig> {
-        let name = call.target;
-        check_name(&call.request.name)?;
-        let key = FormattedKey::try_from(call.request)?;
-        key.format.uniqueness(self.clock.now())?;
+        let (name, settings) = (call.target, call.request);
+        check_name(&settings.name)?;
+        let format = Format::new(&settings.parts)?;
+        let uniqueness = format.uniqueness(self.clock.now())?.to_string();
         let row = self.find(&name).await?;
-        match row.record.as_deref() {
-            None => {}
-            Some(KeyRecord { kind: Kind::Formatted(known), .. }) => {
-                if let Some(error) = counts_differently(known, &key)
-                    && self.is_in_use(&name).await?
-                {
-                    return Err(error);
-                }
-            }
+        let known = match row.record.as_deref() {
+            None => None,
+            Some(KeyRecord { kind: Kind::Formatted(known), .. }) => Some(known.clone()),
             Some(record) => return Err(taken_by_other_type(&name, record)),
-        }
-        // First the counter, then the record, as with increment keys. The counters of days begin with their first use.
-        if matches!(&key.format.counter, Some(terms) if terms.scope == ResetScope::None) {
-            let begin = |state: &mut Option<Mark>| Ok(state.get_or_insert(Mark::at(0)).mark);
-            let counter = counter(&name, Scope::Whole).to_string();
-            self.sequences.cells().change(&counter, call.context.request_id(), begin).await?;
-        }
+        };
+        let key = match known {
+            Some(known) if known.settings.parts == settings.parts => FormattedKey { settings, ..known },
+            known => {
+                let mut earlier = known.as_ref().map(|known| known.earlier.clone()).unwrap_or_default();
+                let before = known.as_ref().map(|known| known.settings.parts.clone());
+                let (formats, parts) =
+                    ([earlier.clone(), before.clone().into_iter().collect()].concat(), settings.parts.clone());
+                let check = move || {
+                    if formats.len() > MOST_FORMATS {
+                        return Err(Error::field(
+                            "parts",
+                            format!("have changed {MOST_FORMATS} times: make a new key"),
+                        ));
+                    }
+                    formats.iter().try_for_each(|before| change::check(before, &parts))
+                };
+                let version = known.as_ref().map(|known| known.version);
+                let request = call.context.request_id();
+                let used = self.guards.advance(&name, version, request, check).await?;
+                earlier.extend(before.filter(|_| used));
+                let version = version.unwrap_or(0) + 1;
+                let key = FormattedKey { settings, version, uniqueness, earlier, format };
+                self.begin_counter(&name, &key, used).await?;
+                key
+            }
+        };
         let record = self.store(&name, row, Kind::Formatted(key.clone())).await?;
         self.describe_formatted(name, &key, &record).await
     }
@@ -167,7 +159,7 @@ impl Handle<SetFormatted> for Ids {
 
 impl Handle<GetFormatted> for Ids {
     async fn handle(&self, call: Call<GetFormatted>) -> Result<FormattedConfig> {
-        let record: Arc<KeyRecord> = self.existing(&call.target).await?;
+        let record = self.existing(&call.target).await?;
         match &record.kind {
             Kind::Formatted(key) => self.describe_formatted(call.target, key, &record).await,
             _ => Err(other_type(&call.target, IdType::Formatted, &record)),
@@ -175,26 +167,45 @@ impl Handle<GetFormatted> for Ids {
     }
 }
 
-/// What of the counter can't change once an id was given, because the ids to come could look like ids of before.
-fn counts_differently(known: &FormattedKey, wanted: &FormattedKey) -> Option<Error> {
-    type Fixed<'a> = (u32, &'a crate::api::ids::PaddingMode, &'a str, ResetScope);
-    fn fixed(key: &FormattedKey) -> Option<(usize, Fixed<'_>)> {
-        key.settings.parts.iter().enumerate().find_map(|(index, part)| match part {
-            Part::AutoIncrement { number_base, padding_mode, padding_char, reset_scope, .. } => {
-                Some((index, (*number_base, padding_mode, padding_char.as_str(), *reset_scope)))
-            }
-            _ => None,
+impl Ids {
+    /// Makes the counter of a key that never starts again. Those of days begin with their first use.
+    async fn begin_counter(&self, name: &Name, key: &FormattedKey, used: bool) -> Result<()> {
+        if key.scope_at(self.clock.now()) != Some(Scope::Whole) {
+            return Ok(());
+        }
+        // Once ids may exist, a counter of this key is either there or lost: its scope can't have changed.
+        let counted =
+            used && key.earlier.iter().any(|parts| parts.iter().any(|part| matches!(part, Part::AutoIncrement { .. })));
+        let begin = move |state: &mut Option<Mark>| match state {
+            None if counted => Err(lost()),
+            state => Ok(state.get_or_insert(Mark::at(0)).mark),
+        };
+        let counter = CounterName::Formatted(name, Scope::Whole).to_string();
+        self.sequences.cells().change(&counter, None, begin).await.map(drop)
+    }
+
+    async fn describe_formatted(&self, name: Name, key: &FormattedKey, record: &KeyRecord) -> Result<FormattedConfig> {
+        let now = self.clock.now();
+        let mark = match key.scope_at(now) {
+            None => None,
+            Some(scope) => self.sequences.cells().read(&CounterName::Formatted(&name, scope).to_string()).await?,
+        };
+        let next = mark.map_or(1, |mark| mark.mark.saturating_add(1));
+        Ok(FormattedConfig {
+            key: name,
+            name: key.settings.name.clone(),
+            parts: key.settings.parts.clone(),
+            mode: key.settings.mode,
+            sample_id: key.format.at(now).id(next),
+            uniqueness: key.uniqueness.clone(),
+            created_at: record.created_at,
+            updated_at: record.updated_at,
         })
     }
-    let ((_, before), (index, after)) = (fixed(known)?, fixed(wanted)?);
-    let zones = (known.format.counter?.zone, wanted.format.counter?.zone);
-    let field = match () {
-        () if before.0 != after.0 => "number_base",
-        () if before.1 != after.1 => "padding_mode",
-        () if before.2 != after.2 => "padding_char",
-        () if before.3 != after.3 => "reset_scope",
-        () if zones.0 != zones.1 && after.3 != ResetScope::None => "time_zone",
-        () => return None,
-    };
-    Some(format::part_error(index, field, "can't change once an id was given: ids could repeat"))
+
+    /// Puts a key back to its beginning where its counters are lost.
+    pub(super) async fn begin_formatted_again(&self, name: &Name, key: &FormattedKey) -> Result<()> {
+        self.guards.begin_again(name, key.version).await?;
+        self.begin_counter(name, key, false).await
+    }
 }

@@ -76,8 +76,30 @@ impl Pattern {
         Ok(Self(tokens))
     }
 
-    /// Whether two moments in different scopes always look different.
+    /// Whether two moments in different scopes always look different: the scope's fields are there and can be read back.
     pub fn shows(&self, scope: ResetScope) -> bool {
+        self.is_readable() && self.has(scope)
+    }
+
+    /// Whether every number's end can be found: by its width, or by what follows it. Otherwise 11 January and 1 November
+    /// both read `111`.
+    fn is_readable(&self) -> bool {
+        let begins_without_digit = |next: Option<&Token>| match next {
+            None => true,
+            Some(Token::Literal(text)) => !text.starts_with(|char: char| char.is_ascii_digit()),
+            Some(Token::Field('M', width)) => *width >= 3,
+            Some(Token::Field(letter, _)) => matches!(letter, 'E' | 'a' | 'X' | 'Z'),
+        };
+        let varies = |token: &Token| match token {
+            Token::Field('D', width) => *width < 3,
+            Token::Field('y' | 'Y', width) => *width != 2 && *width != 4,
+            Token::Field('M' | 'w' | 'd' | 'H' | 'h' | 'm' | 's', width) => *width == 1,
+            _ => false,
+        };
+        self.0.iter().enumerate().all(|(index, token)| !varies(token) || begins_without_digit(self.0.get(index + 1)))
+    }
+
+    fn has(&self, scope: ResetScope) -> bool {
         let has = |letters: &[char]| {
             self.0.iter().any(|token| matches!(token, Token::Field(letter, _) if letters.contains(letter)))
         };
@@ -216,6 +238,13 @@ mod tests {
             ("yy", ResetScope::Year, true),
             ("YYYYww", ResetScope::Year, false),
             ("HH", ResetScope::None, true),
+            ("yyyy-M-d", ResetScope::Date, true),
+            ("d.M.yyyy", ResetScope::Date, true),
+            ("dMMMyyyy", ResetScope::Date, true),
+            ("yyyyMd", ResetScope::Date, false),
+            ("dMyyyy", ResetScope::Date, false),
+            ("yyyyDH", ResetScope::Date, false),
+            ("d'1'MMyyyy", ResetScope::Date, false),
         ] {
             assert_eq!(Pattern::parse(pattern).unwrap().shows(scope), shown, "{pattern} {scope:?}");
         }

@@ -174,6 +174,8 @@ fn any_part() -> impl Strategy<Value = Value> {
         Just("HHmm"),
         Just("EEEE"),
         Just("d"),
+        Just("yyyyMd"),
+        Just("dMMMyy"),
         Just("yyyy'1'")
     ];
     prop_oneof![
@@ -217,7 +219,7 @@ proptest! {
         let terms = format.counter.unwrap();
         let mut seen: HashSet<String> = HashSet::new();
         let mut next: std::collections::HashMap<String, i64> = Default::default();
-        for hours in [0, 1, 11, 12, 13, 36, 24 * 20, 24 * 50, 24 * 50 + 13, 24 * 400, 24 * 4000] {
+        for hours in [0, 1, 11, 12, 13, 36, 24 * 61, 24 * 355, 24 * 20, 24 * 50, 24 * 50 + 13, 24 * 400, 24 * 4000] {
             let now = begin + chrono::Duration::hours(hours);
             let stencil = format.at(now);
             let number = next.entry(terms.scope_at(now).to_string()).or_insert(0);

@@ -1,0 +1,66 @@
+//! What is measured of a key, under the names that IDBuilder's dashboards know. The handles are found once per key.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, RwLock},
+    time::Instant,
+};
+
+use metrics::{Counter, Gauge, Histogram};
+
+use crate::{
+    api::{Name, ids::IdType},
+    error::Result,
+};
+
+/// How far a counter has come.
+pub struct Gauges {
+    current: Gauge,
+    remaining: Gauge,
+}
+
+impl Gauges {
+    pub fn new(key: &Name) -> Self {
+        Self {
+            current: metrics::gauge!("idbuilder_sequence_current", "key" => key.to_string()),
+            remaining: metrics::gauge!("idbuilder_cache_remaining", "key" => key.to_string()),
+        }
+    }
+
+    pub fn given(&self, numbers: &[i64]) {
+        if let Some(last) = numbers.last() {
+            self.current.set(*last as f64);
+        }
+    }
+
+    pub fn remaining(&self, numbers: i64) {
+        self.remaining.set(numbers as f64);
+    }
+}
+
+/// The requests for ids, by key. Ask it for keys that exist only: a label must not have a value per caller's whim.
+#[derive(Default)]
+pub struct Requests(RwLock<HashMap<Name, Arc<(Counter, Histogram)>>>);
+
+impl Requests {
+    /// Counts and times the work, however it ends.
+    pub async fn measure<T>(&self, key: &Name, id_type: IdType, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let began = Instant::now();
+        let outcome = work.await;
+        let meters = self.of(key, id_type);
+        meters.0.increment(1);
+        meters.1.record(began.elapsed().as_secs_f64());
+        outcome
+    }
+
+    fn of(&self, key: &Name, id_type: IdType) -> Arc<(Counter, Histogram)> {
+        if let Some(known) = self.0.read().expect("no panic while meters are held").get(key) {
+            return known.clone();
+        }
+        let labels = [("key", key.to_string()), ("id_type", id_type.as_str().to_owned())];
+        let requests = metrics::counter!("idbuilder_requests_total", &labels);
+        let durations = metrics::histogram!("idbuilder_request_duration_seconds", &labels);
+        let mut all = self.0.write().expect("no panic while meters are held");
+        all.entry(key.clone()).or_insert_with(|| Arc::new((requests, durations))).clone()
+    }
+}
