@@ -59,22 +59,23 @@ impl Encoding {
                 let nothing = MapDeserializer::<_, serde_json::Error>::new(std::iter::empty::<(&str, &str)>());
                 T::deserialize(nothing).map_err(|error| Error::invalid(error.to_string()))
             }
-            Encoding::Json => {
-                let mut json = serde_json::Deserializer::from_slice(body);
-                let value = named(&mut json)?;
-                json.end().map_err(|error| Error::invalid(format!("body: {error}")))?;
-                Ok(value)
-            }
+            Encoding::Json => serde_json::from_slice(body).or_else(|error| {
+                named::<T, _>(&mut serde_json::Deserializer::from_slice(body))?;
+                // The value is sound, so what follows it is not.
+                Err(Error::invalid(format!("body: {error}")))
+            }),
             Encoding::MessagePack => {
                 let mut rest = body;
-                let value = named(&mut rmp_serde::Deserializer::new(&mut rest))?;
+                let value = T::deserialize(&mut rmp_serde::Deserializer::new(&mut rest))
+                    .or_else(|_| named(&mut rmp_serde::Deserializer::new(body)))?;
                 if rest.is_empty() { Ok(value) } else { Err(Error::invalid("body: more bytes than one value")) }
             }
         }
     }
 }
 
-/// Deserializes, and says in the error which field was at fault.
+/// Deserializes, and says in the error which field was at fault. Keeping track costs, so this is for the second look at
+/// what has failed.
 pub fn named<'de, T: DeserializeOwned, D>(deserializer: D) -> Result<T>
 where
     D: serde::Deserializer<'de>,

@@ -4,14 +4,14 @@ use std::{collections::HashMap, sync::Arc};
 
 use axum::{
     Router,
-    body::{Body, to_bytes},
+    body::{Body, HttpBody, to_bytes},
     extract::{Path, Request, State},
     http::HeaderMap,
     response::Response,
     routing::{MethodFilter, on},
 };
 
-use super::{App, dialect, params::Params, text};
+use super::{App, Ready, dialect, params::Params, text};
 use crate::{
     api::{self, Call, Context, Encoding, IdempotencyKey, Method, Name, Operation, Target},
     error::{Code, Error, Result},
@@ -72,9 +72,21 @@ async fn call<O: Operation>(
     request: Request,
     encoding: Encoding,
 ) -> Result<Response> {
+    let ready = app.ready()?;
+    let call = understand::<O>(app, ready, path, request).await?;
+    let answer = ready.gateway.call(call).await?;
+    dialect::success(O::INFO.surface, O::INFO.success, encoding, &answer)
+}
+
+/// Admits the caller and reads what he asks for. Apart from the call, so that nothing of the request is carried through it.
+async fn understand<O: Operation>(
+    app: &App,
+    ready: &Ready,
+    path: HashMap<String, String>,
+    request: Request,
+) -> Result<Call<O>> {
     let info = &O::INFO;
     let (parts, body) = request.into_parts();
-    let ready = app.ready()?;
     // Before the body is read: strangers get no work out of us.
     let caller = match app.is_open(info.surface) {
         true => None,
@@ -88,8 +100,8 @@ async fn call<O: Operation>(
     let mut params = Params::default();
     path.into_iter().try_for_each(|(name, value)| params.add_text(name, value))?;
     params.add_query(parts.uri.query().unwrap_or_default())?;
-    let body = read(body, app.config.http.body_limit).await?;
-    if !body.is_empty() {
+    if !body.is_end_stream() {
+        let body = read(body, app.config.http.body_limit).await?;
         params.add_body(Encoding::of(text(&parts.headers, "content-type")), &body)?;
     }
     let names = info.target.iter().map(|name| params.take_text(name)?.parse()).collect::<Result<Vec<Name>>>()?;
@@ -106,8 +118,7 @@ async fn call<O: Operation>(
         trace: parts.extensions.get::<Trace>().copied().unwrap_or_default(),
         named: Context::name(text(&parts.headers, Context::NAME_HEADER)),
     };
-    let answer = ready.gateway.call::<O>(Call { target, request: params.into_request()?, context }).await?;
-    dialect::success(info.surface, info.success, encoding, &answer)
+    Ok(Call { target, request: params.request()?, context })
 }
 
 async fn read(body: Body, limit: usize) -> Result<bytes::Bytes> {

@@ -3,11 +3,12 @@
 //! What stands in the URL is text and becomes a number or a boolean when the field wants one; what stands in a body has
 //! its type already.
 
-use std::collections::BTreeMap;
-
 use serde::{
     Deserializer,
-    de::{self, DeserializeOwned, IntoDeserializer, Visitor, value::MapDeserializer},
+    de::{
+        self, DeserializeOwned, IntoDeserializer, Visitor,
+        value::{MapDeserializer, StrDeserializer},
+    },
 };
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ use crate::{
 };
 
 #[derive(Debug, Default)]
-pub struct Params(BTreeMap<String, Param>);
+pub struct Params(Vec<(String, Param)>);
 
 #[derive(Debug)]
 enum Param {
@@ -45,31 +46,34 @@ impl Params {
     }
 
     fn add(&mut self, name: String, param: Param) -> Result<()> {
-        if self.0.contains_key(&name) {
+        if self.0.iter().any(|(known, _)| *known == name) {
             return Err(Error::field(&name, "is given twice"));
         }
-        self.0.insert(name, param);
+        self.0.push((name, param));
         Ok(())
     }
 
     /// Takes one parameter out as text.
     pub fn take_text(&mut self, name: &str) -> Result<String> {
-        match self.0.remove(name) {
-            Some(Param::Text(text) | Param::Value(Value::String(text))) => Ok(text),
-            Some(Param::Value(_)) => Err(Error::field(name, "must be a string")),
-            None => Err(Error::field(name, "is missing")),
+        let Some(index) = self.0.iter().position(|(known, _)| known == name) else {
+            return Err(Error::field(name, "is missing"));
+        };
+        match self.0.swap_remove(index).1 {
+            Param::Text(text) | Param::Value(Value::String(text)) => Ok(text),
+            Param::Value(_) => Err(Error::field(name, "must be a string")),
         }
     }
 
     /// The rest as a request.
-    pub fn into_request<T: DeserializeOwned>(self) -> Result<T> {
-        crate::api::named(MapDeserializer::new(self.0.into_iter()))
+    pub fn request<T: DeserializeOwned>(&self) -> Result<T> {
+        let fields = || MapDeserializer::new(self.0.iter().map(|(name, param)| (name.as_str(), param)));
+        T::deserialize(fields()).or_else(|_| crate::api::named(fields()))
     }
 }
 
 type DeError = serde_json::Error;
 
-impl<'de> IntoDeserializer<'de, DeError> for Param {
+impl<'de> IntoDeserializer<'de, DeError> for &'de Param {
     type Deserializer = Self;
 
     fn into_deserializer(self) -> Self {
@@ -84,7 +88,7 @@ macro_rules! parsed {
             match self {
                 Param::Text(text) => match text.parse::<$type>() {
                     Ok(value) => visitor.$visit(value),
-                    Err(_) => Err(de::Error::invalid_value(de::Unexpected::Str(&text), &$expected)),
+                    Err(_) => Err(de::Error::invalid_value(de::Unexpected::Str(text), &$expected)),
                 },
                 Param::Value(value) => value.$method(visitor),
             }
@@ -96,14 +100,17 @@ macro_rules! as_value {
     ($($method:ident($($name:ident: $type:ty),*);)+) => {
         $(fn $method<V: Visitor<'de>>(self, $($name: $type,)* visitor: V) -> Result<V::Value, DeError> {
             match self {
-                Param::Text(text) => Value::String(text).$method($($name,)* visitor),
+                Param::Text(text) => {
+                    let text: StrDeserializer<'_, DeError> = text.as_str().into_deserializer();
+                    text.$method($($name,)* visitor)
+                }
                 Param::Value(value) => value.$method($($name,)* visitor),
             }
         })+
     };
 }
 
-impl<'de> Deserializer<'de> for Param {
+impl<'de> Deserializer<'de> for &'de Param {
     type Error = DeError;
 
     parsed! {
@@ -169,7 +176,7 @@ mod tests {
         let mut params = Params::default();
         params.add_query(query)?;
         params.add_body(Encoding::Json, body.as_bytes())?;
-        params.into_request()
+        params.request()
     }
 
     #[test]

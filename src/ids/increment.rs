@@ -56,17 +56,15 @@ impl Handle<Increment> for Ids {
         };
         let request = || call.context.request_id();
         let counter = CounterName::Increment(key);
-        let mint = async {
-            match &call.context.idempotency_key {
-                None => self.sequences.take(counter, taking, &request).await,
-                Some(name) => {
-                    let once = Once::new(&Increment::INFO, key, name, &call.request, self.idempotency_window)?;
-                    let render = |numbers| numbers;
-                    Box::pin(self.sequences.take_once(counter, taking, &request, once, render)).await
-                }
+        let _measured = self.requests.measure(key, IdType::Increment);
+        let id = match &call.context.idempotency_key {
+            None => self.sequences.take(counter, taking, &request).await?,
+            Some(name) => {
+                let once = Once::new(&Increment::INFO, key, name, &call.request, self.idempotency_window)?;
+                let render = |numbers| numbers;
+                Box::pin(self.sequences.take_once(counter, taking, &request, once, render)).await?
             }
         };
-        let id = self.requests.measure(key, IdType::Increment, mint).await?;
         Ok(api::ids::Ids { id })
     }
 }

@@ -8,10 +8,7 @@ use std::{
 
 use metrics::{Counter, Gauge, Histogram};
 
-use crate::{
-    api::{Name, ids::IdType},
-    error::Result,
-};
+use crate::api::{Name, ids::IdType};
 
 /// How far a counter has come.
 pub struct Gauges {
@@ -43,14 +40,11 @@ impl Gauges {
 pub struct Requests(RwLock<HashMap<Name, Arc<(Counter, Histogram)>>>);
 
 impl Requests {
-    /// Counts and times the work, however it ends.
-    pub async fn measure<T>(&self, key: &Name, id_type: IdType, work: impl Future<Output = Result<T>>) -> Result<T> {
-        let began = Instant::now();
-        let outcome = work.await;
+    /// Counts a request, and times it until the answer goes, however it ends.
+    pub fn measure(&self, key: &Name, id_type: IdType) -> Measured {
         let meters = self.of(key, id_type);
         meters.0.increment(1);
-        meters.1.record(began.elapsed().as_secs_f64());
-        outcome
+        Measured { meters, began: Instant::now() }
     }
 
     fn of(&self, key: &Name, id_type: IdType) -> Arc<(Counter, Histogram)> {
@@ -62,5 +56,18 @@ impl Requests {
         let durations = metrics::histogram!("idbuilder_request_duration_seconds", &labels);
         let mut all = self.0.write().expect("no panic while meters are held");
         all.entry(key.clone()).or_insert_with(|| Arc::new((requests, durations))).clone()
+    }
+}
+
+/// A request under way.
+#[must_use]
+pub struct Measured {
+    meters: Arc<(Counter, Histogram)>,
+    began: Instant,
+}
+
+impl Drop for Measured {
+    fn drop(&mut self) {
+        self.meters.1.record(self.began.elapsed().as_secs_f64());
     }
 }

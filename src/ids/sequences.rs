@@ -102,7 +102,10 @@ impl Sequences {
     /// The next numbers of a counter. All of them, or an error and none.
     pub async fn take(&self, counter: CounterName<'_>, taking: Taking, request: Requester<'_>) -> Result<Vec<i64>> {
         let in_use = self.in_use(counter);
-        let open = self.open(&in_use, counter, taking.version).await?;
+        let open = match in_use.find(counter, taking.version) {
+            Some(open) => open,
+            None => Box::pin(self.open(&in_use, counter, taking.version)).await?,
+        };
         let numbers = match taking.mode {
             Mode::Range => {
                 let numbers = open.ranges.take(taking.steps, taking.bounds, request).await?;
@@ -178,17 +181,14 @@ impl Sequences {
 
     /// The counter, ready for use. Its first use by this process is announced to the key's guard.
     async fn open(&self, in_use: &InUse, counter: CounterName<'_>, version: Option<u64>) -> Result<Open> {
-        let is_it = |open: &&mut Open| open.scope == counter.scope();
-        if let Some(open) = in_use.lock().iter_mut().find(is_it)
-            && open.version == version
-        {
-            return Ok(open.clone());
+        if let Some(open) = in_use.find(counter, version) {
+            return Ok(open);
         }
         if let Some(version) = version {
-            Box::pin(self.guards.announce(counter.key(), version)).await?;
+            self.guards.announce(counter.key(), version).await?;
         }
         let mut all = in_use.lock();
-        if let Some(open) = all.iter_mut().find(is_it) {
+        if let Some(open) = all.iter_mut().find(|open| open.scope == counter.scope()) {
             open.version = version;
             return Ok(open.clone());
         }
@@ -204,6 +204,11 @@ impl Sequences {
 }
 
 impl InUse {
+    fn find(&self, counter: CounterName<'_>, version: Option<u64>) -> Option<Open> {
+        let is_it = |open: &&Open| open.scope == counter.scope() && open.version == version;
+        self.lock().iter().find(is_it).cloned()
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Open>> {
         self.open.lock().expect("no panic while counters are held")
     }

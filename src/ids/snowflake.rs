@@ -317,8 +317,8 @@ impl Handle<LeaseSnowflake> for Ids {
             (None, None) => None,
         };
         let request = call.context.request_id();
-        let lease = self.snowflakes.leasing.take(&call.target, layout(&settings), owner, request);
-        let held = self.requests.measure(&call.target, IdType::Snowflake, lease).await?;
+        let _measured = self.requests.measure(&call.target, IdType::Snowflake);
+        let held = self.snowflakes.leasing.take(&call.target, layout(&settings), owner, request).await?;
         Ok(describe_lease(&settings, held))
     }
 }
@@ -348,16 +348,14 @@ impl Handle<NextSnowflakes> for Ids {
         let (_, settings) = self.snowflake_key(key).await?;
         let count = size(call.request.size)?;
         let mint = async || self.snowflakes.mint(&self.instance, key, layout(&settings), count).await;
-        let answer = async {
-            match &call.context.idempotency_key {
-                None => mint().await,
-                Some(name) => {
-                    let once = Once::new(&NextSnowflakes::INFO, key, name, &call.request, self.idempotency_window)?;
-                    once.or_make(self.sequences.cells().bucket(), mint).await
-                }
+        let _measured = self.requests.measure(key, IdType::Snowflake);
+        let id = match &call.context.idempotency_key {
+            None => mint().await?,
+            Some(name) => {
+                let once = Once::new(&NextSnowflakes::INFO, key, name, &call.request, self.idempotency_window)?;
+                once.or_make(self.sequences.cells().bucket(), mint).await?
             }
         };
-        let id = self.requests.measure(key, IdType::Snowflake, answer).await?;
         Ok(match call.request.strings {
             false => SnowflakeIds::Numbers { id },
             true => SnowflakeIds::Strings { id: id.iter().map(u64::to_string).collect() },

@@ -88,29 +88,31 @@ impl Handle<Formatted> for Ids {
             None => None,
             Some(once) => Some(Once::new(&Formatted::INFO, name, once, &call.request, self.idempotency_window)?),
         };
-        let request = || call.context.request_id();
-        let mint = async {
-            let Some(terms) = key.format.counter else {
-                let make = async || Ok(key.render(now, (1..=i64::from(count)).collect()));
-                return match once {
-                    None => make().await,
-                    Some(once) => Box::pin(once.or_make(self.sequences.cells().bucket(), make)).await,
-                };
+        let _measured = self.requests.measure(name, IdType::Formatted);
+        let Some(terms) = key.format.counter else {
+            let make = async || Ok(key.render(now, (1..=i64::from(count)).collect()));
+            let id = match once {
+                None => make().await?,
+                Some(once) => Box::pin(once.or_make(self.sequences.cells().bucket(), make)).await?,
             };
-            let counter = CounterName::Formatted(name, terms.scope_at(now));
-            let (mode, version) = (key.settings.mode, Some(key.version));
-            let bounds = Bounds { base: 0, max: terms.max };
-            let taking = Taking { steps: Steps::single(count), bounds, mode, version };
-            match once {
-                None => Ok(key.render(now, self.sequences.take(counter, taking, &request).await?)),
-                Some(once) => {
-                    let key = key.clone();
-                    let render = move |numbers| key.render(now, numbers);
-                    Box::pin(self.sequences.take_once(counter, taking, &request, once, render)).await
-                }
+            return Ok(FormattedIds { id });
+        };
+        let taking = Taking {
+            steps: Steps::single(count),
+            bounds: Bounds { base: 0, max: terms.max },
+            mode: key.settings.mode,
+            version: Some(key.version),
+        };
+        let (counter, request) = (CounterName::Formatted(name, terms.scope_at(now)), || call.context.request_id());
+        let id = match once {
+            None => key.render(now, self.sequences.take(counter, taking, &request).await?),
+            Some(once) => {
+                let key = key.clone();
+                let render = move |numbers| key.render(now, numbers);
+                Box::pin(self.sequences.take_once(counter, taking, &request, once, render)).await?
             }
         };
-        Ok(FormattedIds { id: self.requests.measure(name, IdType::Formatted, mint).await? })
+        Ok(FormattedIds { id })
     }
 }
 
