@@ -60,18 +60,10 @@ impl Bucket {
 
     /// Reads a key from the stream's leader: a direct read may come from a replica that lags behind.
     pub async fn read(&self, key: &str) -> Result<Option<Entry>> {
-        let unavailable = |error: async_nats::Error| {
-            Error::unavailable(format!("the bucket {} can't be read", self.name)).source(error)
-        };
-        let stream = self
-            .jetstream
-            .get_stream_no_info(format!("KV_{}", self.name))
-            .await
-            .map_err(|error| unavailable(error.into()))?;
-        match stream.get_last_raw_message_by_subject(&self.subject(key)).await {
+        match self.stream().await?.get_last_raw_message_by_subject(&self.subject(key)).await {
             Ok(message) => Ok(Some(Entry { value: message.payload, revision: message.sequence })),
             Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Ok(None),
-            Err(error) => Err(unavailable(error.into())),
+            Err(error) => Err(self.unreadable(error)),
         }
     }
 
@@ -81,20 +73,12 @@ impl Bucket {
         if self.read(key).await?.is_none() {
             return Ok(values);
         }
-        let unavailable = |error: async_nats::Error| {
-            Error::unavailable(format!("the history in {} can't be read", self.name)).source(error)
-        };
-        let stream = self
-            .jetstream
-            .get_stream_no_info(format!("KV_{}", self.name))
-            .await
-            .map_err(|error| unavailable(error.into()))?;
         let config = pull::OrderedConfig { filter_subject: self.subject(key), ..Default::default() };
-        let consumer = stream.create_consumer(config).await.map_err(|error| unavailable(error.into()))?;
-        let mut messages = consumer.messages().await.map_err(|error| unavailable(error.into()))?;
+        let consumer = self.stream().await?.create_consumer(config).await.map_err(|error| self.unreadable(error))?;
+        let mut messages = consumer.messages().await.map_err(|error| self.unreadable(error))?;
         while let Some(message) = messages.next().await {
-            let message = message.map_err(|error| unavailable(error.into()))?;
-            let info = message.info().map_err(unavailable)?;
+            let message = message.map_err(|error| self.unreadable(error))?;
+            let info = message.info().map_err(|error| self.unreadable(error))?;
             let at = DateTime::from_timestamp_nanos(info.published.unix_timestamp_nanos() as i64);
             let last = info.pending == 0;
             values.push((at, message.payload.clone()));
@@ -103,6 +87,15 @@ impl Bucket {
             }
         }
         Ok(values)
+    }
+
+    async fn stream(&self) -> Result<jetstream::stream::Stream<()>> {
+        let stream = self.jetstream.get_stream_no_info(format!("KV_{}", self.name)).await;
+        stream.map_err(|error| self.unreadable(error))
+    }
+
+    fn unreadable(&self, error: impl Into<async_nats::Error>) -> Error {
+        Error::unavailable(format!("the bucket {} can't be read", self.name)).source(error.into())
     }
 
     /// Writes all or none. Returns the revision of the last one.
