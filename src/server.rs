@@ -220,14 +220,15 @@ impl Server {
         hosted.add::<RevokeKey>(&keys);
         let (prefix, deadline) = (&self.config.nats.prefix, self.config.watermark.deadline);
         let name = self.instance.name();
-        let leases = Cells::new(watermark::lease_bucket(jetstream.clone(), prefix), name.clone(), deadline);
+        let lease_bucket = watermark::lease_bucket(jetstream.clone(), prefix);
+        let leases = Cells::new(lease_bucket.clone(), name.clone(), deadline);
         self.until("a number", || self.instance.take_number(&leases, clock)).await?;
         tokio::spawn(self.instance.clone().keep_number(leases.clone(), clock.clone(), background));
         let ids = self.config.roles.contains(&Role::Ids).then(|| {
             let stores = ids::Stores {
                 registry: registry.clone(),
                 counters: watermark::bucket(jetstream.clone(), prefix),
-                leases: watermark::lease_bucket(jetstream.clone(), prefix),
+                leases: lease_bucket,
             };
             Arc::new(Ids::new(stores, &self.config, clock.clone(), name))
         });

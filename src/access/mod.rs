@@ -1,7 +1,8 @@
 //! Who calls, and whether he may.
 //!
-//! Over HTTP a credential decides: the admin token, an API key from the registry, or a token for one id key. Over NATS the server has decided by
-//! the subject, and nothing in here is asked. Unknown is refused; what can't be checked yet is "unavailable", never "no".
+//! Over HTTP a credential decides: the admin token, an API key from the registry, or a token for one id key. Over NATS the
+//! server has decided by the subject, and nothing in here is asked. Unknown is refused; what can't be checked yet is
+//! "unavailable", never "no".
 
 mod tokens;
 

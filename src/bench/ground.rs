@@ -19,15 +19,14 @@ use crate::{
 /// The subject of the emptiest endpoint there is.
 pub const ECHO: &str = "bench.echo";
 
-const ADMIN_TOKEN: &str = "the admin token of a benchmark, known to all";
+pub const ADMIN_TOKEN: &str = "the admin token of a benchmark, known to all";
 
 pub struct Ground {
     pub url: String,
     folder: PathBuf,
     up: Up,
     config: Config,
-    stop: CancellationToken,
-    serving: JoinSet<()>,
+    serving: Serving,
     echo: JoinHandle<()>,
 }
 
@@ -40,26 +39,22 @@ impl Ground {
         let up = Up::start(&options, &config).await.expect("the servers start");
         up.configure(&mut config);
         config.auth.admin_token = Some(Secret::new(ADMIN_TOKEN));
-        let nats = connect_to(ConnectOptions::new(), config.nats.url.expose()).await.expect("NATS answers");
-        let (stop, mut serving) = (CancellationToken::new(), JoinSet::new());
-        let url = serve(config.clone(), &stop, &mut serving).await;
-        Self { url, folder, up, config, stop, serving, echo: tokio::spawn(echo(nats)) }
+        let echo = tokio::spawn(echo(connect(&config).await));
+        let (serving, url) = Serving::start(&config, 1).await;
+        Self { url, folder, up, config, serving, echo }
     }
 
     /// Serves another deployment on the same servers, by as many instances.
     pub async fn serve_beside(&self, prefix: &str, instances: usize) -> Beside {
-        let (stop, mut serving) = (CancellationToken::new(), JoinSet::new());
         let mut config = self.config.clone();
         config.nats.prefix = prefix.parse().expect("a name");
-        for _ in 0..instances {
-            config.http.port = 0;
-            serve(config.clone(), &stop, &mut serving).await;
-        }
-        Beside { client: self.client_of(prefix).await, stop, serving }
+        config.http.port = 0;
+        let (serving, _) = Serving::start(&config, instances).await;
+        Beside { client: self.client_of(prefix).await, serving }
     }
 
     pub async fn nats(&self) -> async_nats::Client {
-        connect_to(ConnectOptions::new(), self.config.nats.url.expose()).await.expect("NATS answers")
+        connect(&self.config).await
     }
 
     pub async fn client(&self) -> Client {
@@ -70,13 +65,8 @@ impl Ground {
         Client::new(self.nats().await, prefix.parse::<Name>().expect("a name"))
     }
 
-    pub fn admin_token(&self) -> &'static str {
-        ADMIN_TOKEN
-    }
-
-    pub async fn clear(mut self) {
-        self.stop.cancel();
-        while self.serving.join_next().await.is_some() {}
+    pub async fn clear(self) {
+        self.serving.stop().await;
         self.echo.abort();
         self.up.stop().await;
         let _ = std::fs::remove_dir_all(&self.folder);
@@ -86,24 +76,44 @@ impl Ground {
 /// A second deployment while it runs.
 pub struct Beside {
     pub client: Client,
-    stop: CancellationToken,
-    serving: JoinSet<()>,
+    serving: Serving,
 }
 
 impl Beside {
-    pub async fn stop(mut self) {
-        self.stop.cancel();
-        while self.serving.join_next().await.is_some() {}
+    pub async fn stop(self) {
+        self.serving.stop().await;
     }
 }
 
-async fn serve(config: Config, stop: &CancellationToken, serving: &mut JoinSet<()>) -> String {
-    let server = Server::bind(config).await.expect("the server binds");
-    let url = server.address().map(|address| format!("http://{address}")).unwrap_or_default();
-    let (mut ready, stop) = (server.is_ready(), stop.clone());
-    serving.spawn(async move { server.run(stop).await.expect("a clean stop") });
-    ready.wait_for(|ready| *ready).await.expect("the server starts");
-    url
+/// Instances that run.
+struct Serving {
+    stop: CancellationToken,
+    instances: JoinSet<()>,
+}
+
+impl Serving {
+    /// Starts them, and tells where the last of them listens.
+    async fn start(config: &Config, count: usize) -> (Self, String) {
+        let (mut serving, mut url) =
+            (Self { stop: CancellationToken::new(), instances: JoinSet::new() }, String::new());
+        for _ in 0..count {
+            let server = Server::bind(config.clone()).await.expect("the server binds");
+            url = server.address().map(|address| format!("http://{address}")).unwrap_or_default();
+            let (mut ready, stop) = (server.is_ready(), serving.stop.clone());
+            serving.instances.spawn(async move { server.run(stop).await.expect("a clean stop") });
+            ready.wait_for(|ready| *ready).await.expect("the server starts");
+        }
+        (serving, url)
+    }
+
+    async fn stop(mut self) {
+        self.stop.cancel();
+        while self.instances.join_next().await.is_some() {}
+    }
+}
+
+async fn connect(config: &Config) -> async_nats::Client {
+    connect_to(ConnectOptions::new(), config.nats.url.expose()).await.expect("NATS answers")
 }
 
 async fn echo(client: async_nats::Client) {

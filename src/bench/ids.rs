@@ -6,8 +6,8 @@ use futures::future::{FutureExt, LocalBoxFuture};
 use serde_json::json;
 
 use super::{
-    Ground, Row, Unit,
-    ground::ECHO,
+    Ground, Measured, Unit,
+    ground::{ADMIN_TOKEN, ECHO},
     load::{IN_FLIGHT, pairs, rate, rounds},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     client::Client,
 };
 
-type Measure = for<'a> fn(&'a Ground) -> LocalBoxFuture<'a, Row>;
+type Measure = for<'a> fn(&'a Ground) -> LocalBoxFuture<'a, Measured>;
 
 pub const ROWS: &[(&str, Measure)] = &[
     ("increment over NATS", |ground| increment_over_nats(ground).boxed_local()),
@@ -50,23 +50,22 @@ async fn make_increment(client: &Client) {
     client.set_increment(&name("bench"), &IncrementSettings::from_base(0)).await.expect("the key is made");
 }
 
-async fn increment_over_nats(ground: &Ground) -> Row {
+async fn increment_over_nats(ground: &Ground) -> Measured {
     make_increment(&ground.client().await).await;
     let nats = ground.nats().await;
     let pairs =
         pairs(async || requests(&nats, ECHO).await, async || requests(&nats, "tm.id.increment.bench").await).await;
     let detail = pairs.detail("of an echo");
-    Row { name: "increment over NATS", goal: 0.85, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured { goal: 0.85, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
 }
 
-async fn increment_over_http(ground: &Ground) -> Row {
+async fn increment_over_http(ground: &Ground) -> Measured {
     make_increment(&ground.client().await).await;
     let http = reqwest::Client::builder().pool_max_idle_per_host(IN_FLIGHT).build().expect("a client");
-    let token = ground.admin_token();
     let get = async |path: &str| {
         let (http, url) = (http.clone(), format!("{}{path}", ground.url));
         rate(move || {
-            let request = http.get(&url).bearer_auth(token);
+            let request = http.get(&url).bearer_auth(ADMIN_TOKEN);
             async move {
                 let answer = request.send().await.expect("an answer");
                 assert!(answer.status().is_success(), "{answer:?}");
@@ -77,10 +76,10 @@ async fn increment_over_http(ground: &Ground) -> Row {
     };
     let pairs = pairs(async || get("/health").await, async || get("/v1/id/increment?key=bench").await).await;
     let detail = pairs.detail("of an empty route");
-    Row { name: "increment over HTTP", goal: 0.80, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured { goal: 0.80, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
 }
 
-async fn formatted(ground: &Ground) -> Row {
+async fn formatted(ground: &Ground) -> Measured {
     let client = ground.client().await;
     make_increment(&client).await;
     let settings =
@@ -94,10 +93,10 @@ async fn formatted(ground: &Ground) -> Row {
     )
     .await;
     let detail = pairs.detail("of increment");
-    Row { name: "formatted", goal: 0.70, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured { goal: 0.70, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
 }
 
-async fn a_thousand_at_once(ground: &Ground) -> Row {
+async fn a_thousand_at_once(ground: &Ground) -> Measured {
     let client = ground.client().await;
     make_increment(&client).await;
     let spread = rounds(async || {
@@ -114,12 +113,12 @@ async fn a_thousand_at_once(ground: &Ground) -> Row {
     })
     .await;
     let detail = format!("ids a second, MessagePack (middle half {:.0} to {:.0})", spread.low, spread.high);
-    Row { name: "increment, 1000 at once", goal: 1e6, figure: spread.middle, unit: Unit::PerSecond, detail }
+    Measured { goal: 1e6, figure: spread.middle, unit: Unit::PerSecond, detail }
 }
 
 /// Three must not be slower in sum than one. Where all share the same cores they can't be faster either, so a tie is what
 /// there is to see, and the goal leaves room for the noise of a tie.
-async fn three_instances(ground: &Ground) -> Row {
+async fn three_instances(ground: &Ground) -> Measured {
     let (one, three) = tokio::join!(ground.serve_beside("one", 1), ground.serve_beside("three", 3));
     make_increment(&one.client).await;
     make_increment(&three.client).await;
@@ -131,10 +130,10 @@ async fn three_instances(ground: &Ground) -> Row {
     .await;
     tokio::join!(one.stop(), three.stop());
     let detail = pairs.detail("of one instance");
-    Row { name: "increment, three instances", goal: 0.95, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured { goal: 0.95, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
 }
 
-async fn snowflake_in_the_client(ground: &Ground) -> Row {
+async fn snowflake_in_the_client(ground: &Ground) -> Measured {
     const LIMIT: f64 = 4_096_000.0;
     let client = ground.client().await;
     let layout = json!({"base_ts": 1_700_000_000_000_i64, "ts_size": 41, "worker_id_size": 10, "seq_size": 12});
@@ -156,5 +155,5 @@ async fn snowflake_in_the_client(ground: &Ground) -> Row {
     .await;
     snowflakes.stop().await.expect("the worker id is given back");
     let detail = format!("one thread; {:.1} % of what 12 bits allow", spread.middle / LIMIT * 100.0);
-    Row { name: "snowflake in the client", goal: 4e6, figure: spread.middle, unit: Unit::PerSecond, detail }
+    Measured { goal: 4e6, figure: spread.middle, unit: Unit::PerSecond, detail }
 }

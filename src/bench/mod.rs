@@ -15,6 +15,11 @@ pub use ground::Ground;
 #[derive(Debug, Clone)]
 pub struct Row {
     pub name: &'static str,
+    pub measured: Measured,
+}
+
+#[derive(Debug, Clone)]
+pub struct Measured {
     pub goal: f64,
     pub figure: f64,
     pub unit: Unit,
@@ -32,13 +37,13 @@ pub enum Unit {
 
 impl Row {
     pub fn is_ok(&self) -> bool {
-        self.figure >= self.goal
+        self.measured.figure >= self.measured.goal
     }
 }
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { name, goal, figure, unit, detail } = self;
+        let Row { name, measured: Measured { goal, figure, unit, detail } } = self;
         let verdict = if self.is_ok() { "met" } else { "MISSED" };
         match unit {
             Unit::Ratio => write!(f, "{name:<34} {figure:>12.2} {goal:>12.2}  {verdict:<6}  {detail}"),
@@ -53,7 +58,7 @@ pub async fn run(filter: &str, mut show: impl FnMut(&Row)) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, measure) in ids::ROWS {
         if name.contains(filter) {
-            let row = measure(&ground).await;
+            let row = Row { name, measured: measure(&ground).await };
             show(&row);
             rows.push(row);
         }

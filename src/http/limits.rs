@@ -18,7 +18,6 @@ use crate::{
 /// Who is below his limit again is forgotten, every so many requests.
 const TIDYING: u32 = 10_000;
 
-#[derive(Default)]
 pub struct Limits {
     /// By caller. None if ids are not limited.
     ids: Option<DefaultKeyedRateLimiter<[u8; 32]>>,

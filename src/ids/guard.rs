@@ -5,9 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::keys::being_changed;
 use crate::{
     api::Name,
-    error::{Code, Error, Result},
+    error::Result,
+    registry::changed_meanwhile,
     watermark::{Cells, RequestId, lost},
 };
 
@@ -41,7 +43,7 @@ impl Guards {
                 (guard.announced, guard.used) = (true, true);
                 Ok(())
             }
-            Some(_) => Err(Error::unavailable("the configuration of this key is being changed; ask again")),
+            Some(_) => Err(being_changed()),
         };
         self.0.change(&key_of(key), None, announce).await.map(drop)
     }
@@ -55,17 +57,14 @@ impl Guards {
         request: RequestId,
         mut check: impl FnMut() -> Result<()> + Send + 'static,
     ) -> Result<bool> {
-        let version = known.unwrap_or(0) + 1;
+        let (version, name) = (known.unwrap_or(0) + 1, key.clone());
         let advance = move |state: &mut Option<Guard>| {
             let used = match state {
                 None if known.is_some() => return Err(lost()),
                 None => false,
                 // Behind us, or where an attempt that was broken off has left it.
                 Some(guard) if guard.version < version || (guard.version == version && !guard.announced) => guard.used,
-                Some(_) => {
-                    let message = "the key was changed by somebody else at the same moment; look again and repeat";
-                    return Err(Error::new(Code::Conflict, message));
-                }
+                Some(_) => return Err(changed_meanwhile(&name)),
             };
             if used {
                 check()?;

@@ -2,37 +2,25 @@
 
 use super::{
     Ids,
-    keys::{KeyRecord, Kind, check_name, other_type, size, taken_by_other_type},
+    keys::{KeyRecord, Kind, check_name, known, size},
     sequences::{CounterName, Taking},
 };
 use crate::{
     api::{
-        self, Call, Handle, Name, Operation,
+        self, Call, Handle, Name,
         ids::{GetIncrement, IdType, Increment, IncrementConfig, IncrementSettings, SetIncrement},
     },
     error::{Code, Error, Result},
-    watermark::{Bounds, Mark, Once, Steps, lost},
+    watermark::{Absent, Bounds, Mark, Steps, lost},
 };
 
 /// Steps beyond this would leave a counter with hardly any number.
 const LARGEST_DELTA: i64 = 1_000_000_000_000;
 
 impl Ids {
-    async fn increment_key(&self, key: &Name) -> Result<(std::sync::Arc<KeyRecord>, IncrementSettings)> {
-        let record = self.existing(key).await?;
-        match &record.kind {
-            Kind::Increment(settings) => Ok((record.clone(), settings.clone())),
-            _ => Err(other_type(key, IdType::Increment, &record)),
-        }
-    }
-}
-
-impl Ids {
     /// Puts a key back to its base where its mark is lost.
     pub(super) async fn begin_increment_again(&self, key: &Name, settings: &IncrementSettings) -> Result<()> {
-        let base = settings.base;
-        let begin = move |state: &mut Option<Mark>| Ok(state.get_or_insert(Mark::at(base)).mark);
-        self.sequences.cells().change(&CounterName::Increment(key).to_string(), None, begin).await.map(drop)
+        self.sequences.begin(CounterName::Increment(key), Absent::Begins, settings.base, None).await
     }
 }
 
@@ -40,7 +28,7 @@ impl Handle<Increment> for Ids {
     async fn handle(&self, call: Call<Increment>) -> Result<api::ids::Ids> {
         let key = &call.target;
         let record = self.existing(key).await?;
-        let Kind::Increment(settings) = &record.kind else { return Err(other_type(key, IdType::Increment, &record)) };
+        let settings: &IncrementSettings = record.settings(key)?;
         let count = size(call.request.size)?;
         let step = call.request.delta.unwrap_or(settings.delta);
         if !(1..=settings.max_request_delta).contains(&step) {
@@ -57,10 +45,9 @@ impl Handle<Increment> for Ids {
         let request = || call.context.request_id();
         let counter = CounterName::Increment(key);
         let _measured = self.requests.measure(key, IdType::Increment);
-        let id = match &call.context.idempotency_key {
+        let id = match self.once(&call)? {
             None => self.sequences.take(counter, taking, &request).await?,
-            Some(name) => {
-                let once = Once::new(&Increment::INFO, key, name, &call.request, self.idempotency_window)?;
+            Some(once) => {
                 let render = |numbers| numbers;
                 Box::pin(self.sequences.take_once(counter, taking, &request, once, render)).await?
             }
@@ -74,11 +61,7 @@ impl Handle<SetIncrement> for Ids {
         let (key, settings) = (call.target, call.request);
         check(&settings)?;
         let row = self.find(&key).await?;
-        let known = match row.record.as_deref() {
-            None => None,
-            Some(KeyRecord { kind: Kind::Increment(known), .. }) => Some(known),
-            Some(record) => return Err(taken_by_other_type(&key, record)),
-        };
+        let known = known::<IncrementSettings>(&row, &key)?;
         let (base, exists, unchanged) =
             (settings.base, known.is_some(), known.is_some_and(|known| known.base == settings.base));
         // First the mark, then the record: after a crash between the two, the same call again completes it.
@@ -105,10 +88,11 @@ impl Handle<SetIncrement> for Ids {
 
 impl Handle<GetIncrement> for Ids {
     async fn handle(&self, call: Call<GetIncrement>) -> Result<IncrementConfig> {
-        let (record, settings) = self.increment_key(&call.target).await?;
+        let record = self.existing(&call.target).await?;
+        let settings: &IncrementSettings = record.settings(&call.target)?;
         let mark =
             self.sequences.cells().read(&CounterName::Increment(&call.target).to_string()).await?.ok_or_else(lost)?;
-        Ok(describe(call.target, settings, &record, mark.mark))
+        Ok(describe(call.target.clone(), settings.clone(), &record, mark.mark))
     }
 }
 

@@ -60,7 +60,7 @@ impl Ids {
         self.registry.find(&self.registry.ids, key).await
     }
 
-    /// The record of a key that must exist. The caller looks at its type, and says [`other_type`] if it is another.
+    /// The record of a key that must exist.
     pub(super) async fn existing(&self, key: &Name) -> Result<Arc<KeyRecord>> {
         self.find(key).await?.record.ok_or_else(|| Error::new(Code::NotFound, format!("key not found: {key}")))
     }
@@ -76,15 +76,57 @@ impl Ids {
     }
 }
 
-/// A key of another type is not the one that was asked for.
-pub(super) fn other_type(key: &Name, wanted: IdType, record: &KeyRecord) -> Error {
-    let (wanted, found) = (wanted.as_str(), record.kind.id_type().as_str());
-    Error::new(Code::NotFound, format!("key not found: {key} is of the type {found}, not {wanted}"))
+/// What a key of one type is made of.
+pub trait Settings: Sized {
+    const TYPE: IdType;
+    fn of(kind: &Kind) -> Option<&Self>;
 }
 
-/// A key can't change its type: its ids would be of two kinds.
-pub(super) fn taken_by_other_type(key: &Name, record: &KeyRecord) -> Error {
-    Error::field("key", format!("{key} is taken by a key of the type {}", record.kind.id_type().as_str()))
+impl Settings for IncrementSettings {
+    const TYPE: IdType = IdType::Increment;
+
+    fn of(kind: &Kind) -> Option<&Self> {
+        if let Kind::Increment(settings) = kind { Some(settings) } else { None }
+    }
+}
+
+impl Settings for FormattedKey {
+    const TYPE: IdType = IdType::Formatted;
+
+    fn of(kind: &Kind) -> Option<&Self> {
+        if let Kind::Formatted(key) = kind { Some(key) } else { None }
+    }
+}
+
+impl Settings for SnowflakeSettings {
+    const TYPE: IdType = IdType::Snowflake;
+
+    fn of(kind: &Kind) -> Option<&Self> {
+        if let Kind::Snowflake(settings) = kind { Some(settings) } else { None }
+    }
+}
+
+impl KeyRecord {
+    /// The settings of the type that was asked for. A key of another type is not the one.
+    pub(super) fn settings<S: Settings>(&self, key: &Name) -> Result<&S> {
+        S::of(&self.kind).ok_or_else(|| {
+            let (wanted, found) = (S::TYPE.as_str(), self.kind.id_type().as_str());
+            Error::new(Code::NotFound, format!("key not found: {key} is of the type {found}, not {wanted}"))
+        })
+    }
+}
+
+/// The settings that a key has before it is set. It can't change its type: its ids would be of two kinds.
+pub(super) fn known<'a, S: Settings>(row: &'a Row<KeyRecord>, key: &Name) -> Result<Option<&'a S>> {
+    let Some(record) = row.record.as_deref() else { return Ok(None) };
+    let taken =
+        || Error::field("key", format!("{key} is taken by a key of the type {}", record.kind.id_type().as_str()));
+    S::of(&record.kind).ok_or_else(taken).map(Some)
+}
+
+/// What is set and what is counted are changed one after the other, and this instance is between the two.
+pub(super) fn being_changed() -> Error {
+    Error::unavailable("the configuration of this key is being changed; ask again")
 }
 
 pub(super) fn check_name(name: &Option<String>) -> Result<()> {

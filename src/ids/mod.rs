@@ -14,14 +14,19 @@ mod tokens;
 
 use std::{sync::Arc, time::Duration};
 
+use serde::{Serialize, de::DeserializeOwned};
+
 pub use keys::KeyRecord;
 
 use crate::{
     access::Tokens,
-    api::ids::{
-        Formatted, GetFormatted, GetIncrement, GetSnowflake, GetToken, Given, Increment, LeaseSnowflake, ListConfigs,
-        NextSnowflakes, ReleaseSnowflake, RenewSnowflake, ResetToken, SetFormatted, SetIncrement, SetSnowflake,
-        VerifyAdmin,
+    api::{
+        Call, Name, Operation,
+        ids::{
+            Formatted, GetFormatted, GetIncrement, GetSnowflake, GetToken, Given, Increment, LeaseSnowflake,
+            ListConfigs, NextSnowflakes, ReleaseSnowflake, RenewSnowflake, ResetToken, SetFormatted, SetIncrement,
+            SetSnowflake, VerifyAdmin,
+        },
     },
     clock::Clock,
     config::Config,
@@ -29,7 +34,7 @@ use crate::{
     gateway::Hosted,
     jetstream::Bucket,
     registry::Registry,
-    watermark::{AtHand, Cells, RangeSettings},
+    watermark::{AtHand, Cells, Once, RangeSettings},
 };
 use guard::Guards;
 use keys::Kind;
@@ -118,6 +123,24 @@ impl Ids {
             }
         }
         Ok(())
+    }
+
+    /// What makes a request repeatable, if its caller named it.
+    fn once<O: Operation<Target = Name>>(&self, call: &Call<O>) -> Result<Option<Once>> {
+        let once = |name| Once::new(&O::INFO, &call.target, name, &call.request, self.idempotency_window);
+        call.context.idempotency_key.as_ref().map(once).transpose()
+    }
+
+    /// The answer, or the first one to a request that is repeated.
+    async fn answer<A, F>(&self, once: Option<Once>, make: impl FnOnce() -> F) -> Result<A>
+    where
+        A: Serialize + DeserializeOwned,
+        F: Future<Output = Result<A>>,
+    {
+        match once {
+            None => make().await,
+            Some(once) => Box::pin(once.or_make(self.sequences.cells().bucket(), make)).await,
+        }
     }
 
     /// What this process holds, ready to give.

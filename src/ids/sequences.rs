@@ -13,7 +13,7 @@ use super::{formatted::Scope, guard::Guards, meters::Gauges};
 use crate::{
     api::{Name, ids::Mode},
     error::Result,
-    watermark::{Absent, AtHand, Bounds, Cells, Mark, Once, RangeSettings, Ranges, Requester, Steps, lost},
+    watermark::{Absent, AtHand, Bounds, Cells, Mark, Once, RangeSettings, Ranges, RequestId, Requester, Steps},
 };
 
 /// Counters of one key that are held at once: the day before may still be asked for around midnight.
@@ -148,6 +148,15 @@ impl Sequences {
         }
     }
 
+    /// Makes a counter that is there before its first use.
+    pub async fn begin(&self, counter: CounterName<'_>, absent: Absent, base: i64, request: RequestId) -> Result<()> {
+        let begin = move |state: &mut Option<Mark>| {
+            *state = Some(absent.or_begin(state, base)?);
+            Ok(())
+        };
+        self.cells.change(&counter.to_string(), request, begin).await.map(drop)
+    }
+
     /// What can be given without a reservation.
     pub fn at_hand(&self) -> Vec<AtHand> {
         let of = |(key, in_use): (&Name, &Arc<InUse>)| {
@@ -221,13 +230,10 @@ impl Open {
         counter: CounterName<'_>,
         taking: Taking,
     ) -> impl FnMut(&mut Option<Mark>) -> Result<Vec<i64>> + Send + 'static {
-        let (begun, may_begin) = (self.begun.clone(), counter.absent() == Absent::Begins);
+        let (begun, absent) = (self.begun.clone(), counter.absent());
         move |state| {
-            let mut mark = match state.as_ref() {
-                Some(mark) => mark.clone(),
-                None if may_begin && !begun.load(Ordering::Relaxed) => Mark::at(taking.bounds.base),
-                None => return Err(lost()),
-            };
+            let absent = if begun.load(Ordering::Relaxed) { Absent::IsLost } else { absent };
+            let mut mark = absent.or_begin(state, taking.bounds.base)?;
             let numbers = mark.advance(taking.steps, taking.bounds)?;
             begun.store(state.is_some(), Ordering::Relaxed);
             *state = Some(mark);

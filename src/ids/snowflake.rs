@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Ids,
-    keys::{KeyRecord, Kind, check_name, other_type, size, taken_by_other_type},
+    keys::{KeyRecord, Kind, being_changed, check_name, known, size},
 };
 use crate::{
     access,
     api::{
-        Call, Handle, Name, Operation,
+        Call, Handle, Name,
         ids::{
             GetSnowflake, IdType, LeaseSnowflake, NextSnowflakes, ReleaseRequest, ReleaseSnowflake, Released,
             RenewSnowflake, SetSnowflake, SnowflakeConfig, SnowflakeIds, SnowflakeLease, SnowflakeSettings,
@@ -27,7 +27,7 @@ use crate::{
     hex,
     snowflake::{Fence, Generator, Keeper, Layout, Refusal},
     watermark::{
-        Cells, Once, RequestId,
+        Cells, RequestId,
         leases::{Held, Leases, Terms},
         lost,
     },
@@ -220,7 +220,7 @@ impl Leasing {
         let apply = move |state: &mut Option<LeaseSet>| {
             let set = state.as_mut().ok_or_else(lost)?;
             if set.layout != layout {
-                return Err(Error::unavailable("the configuration of this key is being changed; ask again"));
+                return Err(being_changed());
             }
             apply(&mut set.leases)
         };
@@ -243,14 +243,6 @@ fn layout(settings: &SnowflakeSettings) -> Layout {
 }
 
 impl Ids {
-    async fn snowflake_key(&self, key: &Name) -> Result<(Arc<KeyRecord>, SnowflakeSettings)> {
-        let record = self.existing(key).await?;
-        match &record.kind {
-            Kind::Snowflake(settings) => Ok((record.clone(), settings.clone())),
-            _ => Err(other_type(key, IdType::Snowflake, &record)),
-        }
-    }
-
     /// Begins with no leases where they are lost.
     pub(super) async fn begin_snowflake_again(&self, key: &Name, settings: &SnowflakeSettings) -> Result<()> {
         self.snowflakes.leasing.set_layout(key, layout(settings), false, None).await
@@ -309,7 +301,8 @@ fn check_owner(owner: String) -> Result<String> {
 
 impl Handle<LeaseSnowflake> for Ids {
     async fn handle(&self, call: Call<LeaseSnowflake>) -> Result<SnowflakeLease> {
-        let (_, settings) = self.snowflake_key(&call.target).await?;
+        let record = self.existing(&call.target).await?;
+        let settings = record.settings(&call.target)?;
         // A repeated request is its own owner: it finds the lease that it has, or takes a new one when that is gone.
         let owner = match (call.request.owner, &call.context.idempotency_key) {
             (Some(owner), _) => Some(check_owner(owner)?),
@@ -318,26 +311,28 @@ impl Handle<LeaseSnowflake> for Ids {
         };
         let request = call.context.request_id();
         let _measured = self.requests.measure(&call.target, IdType::Snowflake);
-        let held = self.snowflakes.leasing.take(&call.target, layout(&settings), owner, request).await?;
-        Ok(describe_lease(&settings, held))
+        let held = self.snowflakes.leasing.take(&call.target, layout(settings), owner, request).await?;
+        Ok(describe_lease(settings, held))
     }
 }
 
 impl Handle<RenewSnowflake> for Ids {
     async fn handle(&self, call: Call<RenewSnowflake>) -> Result<SnowflakeLease> {
-        let (_, settings) = self.snowflake_key(&call.target).await?;
+        let record = self.existing(&call.target).await?;
+        let settings = record.settings(&call.target)?;
         let (owner, epoch) = (call.request.owner, call.request.epoch);
-        let held = self.snowflakes.leasing.renew(&call.target, layout(&settings), owner, epoch).await?;
-        Ok(describe_lease(&settings, held))
+        let held = self.snowflakes.leasing.renew(&call.target, layout(settings), owner, epoch).await?;
+        Ok(describe_lease(settings, held))
     }
 }
 
 impl Handle<ReleaseSnowflake> for Ids {
     async fn handle(&self, call: Call<ReleaseSnowflake>) -> Result<Released> {
-        let (_, settings) = self.snowflake_key(&call.target).await?;
+        let record = self.existing(&call.target).await?;
+        let settings = record.settings(&call.target)?;
         let ReleaseRequest { owner, epoch, last_timestamp } = call.request;
         let (lease, request) = ((owner, epoch), call.context.request_id());
-        self.snowflakes.leasing.release(&call.target, layout(&settings), lease, last_timestamp, request).await?;
+        self.snowflakes.leasing.release(&call.target, layout(settings), lease, last_timestamp, request).await?;
         Ok(Released { released: true })
     }
 }
@@ -345,17 +340,12 @@ impl Handle<ReleaseSnowflake> for Ids {
 impl Handle<NextSnowflakes> for Ids {
     async fn handle(&self, call: Call<NextSnowflakes>) -> Result<SnowflakeIds> {
         let key = &call.target;
-        let (_, settings) = self.snowflake_key(key).await?;
+        let record = self.existing(key).await?;
+        let settings = record.settings(key)?;
         let count = size(call.request.size)?;
-        let mint = async || self.snowflakes.mint(&self.instance, key, layout(&settings), count).await;
+        let mint = async || self.snowflakes.mint(&self.instance, key, layout(settings), count).await;
         let _measured = self.requests.measure(key, IdType::Snowflake);
-        let id = match &call.context.idempotency_key {
-            None => mint().await?,
-            Some(name) => {
-                let once = Once::new(&NextSnowflakes::INFO, key, name, &call.request, self.idempotency_window)?;
-                once.or_make(self.sequences.cells().bucket(), mint).await?
-            }
-        };
+        let id = self.answer(self.once(&call)?, mint).await?;
         Ok(match call.request.strings {
             false => SnowflakeIds::Numbers { id },
             true => SnowflakeIds::Strings { id: id.iter().map(u64::to_string).collect() },
@@ -369,11 +359,7 @@ impl Handle<SetSnowflake> for Ids {
         check_name(&settings.name)?;
         layout(&settings).check(self.clock.now())?;
         let row = self.find(&key).await?;
-        let exists = match row.record.as_deref() {
-            None => false,
-            Some(KeyRecord { kind: Kind::Snowflake(_), .. }) => true,
-            Some(record) => return Err(taken_by_other_type(&key, record)),
-        };
+        let exists = known::<SnowflakeSettings>(&row, &key)?.is_some();
         // First the leases, then the record, as with the marks of increment keys.
         self.snowflakes.leasing.set_layout(&key, layout(&settings), exists, call.context.request_id()).await?;
         let record = self.store(&key, row, Kind::Snowflake(settings.clone())).await?;
@@ -383,7 +369,8 @@ impl Handle<SetSnowflake> for Ids {
 
 impl Handle<GetSnowflake> for Ids {
     async fn handle(&self, call: Call<GetSnowflake>) -> Result<SnowflakeConfig> {
-        let (record, settings) = self.snowflake_key(&call.target).await?;
-        self.describe_snowflake(call.target, settings, &record).await
+        let record = self.existing(&call.target).await?;
+        let settings: &SnowflakeSettings = record.settings(&call.target)?;
+        self.describe_snowflake(call.target.clone(), settings.clone(), &record).await
     }
 }

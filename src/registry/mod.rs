@@ -158,14 +158,16 @@ impl Registry {
         let value = Bytes::from(serde_json::to_vec(&record).map_err(Error::internal)?);
         let write = Write { key: R::bucket_key(id), value, expected: revision, ttl: None };
         let revision = self.bucket.write(&[write]).await.map_err(|error| match error {
-            CasError::Conflict => Error::new(
-                Code::Conflict,
-                format!("{id} was changed by somebody else at the same moment; look again and repeat"),
-            ),
+            CasError::Conflict => changed_meanwhile(id),
             CasError::NotStored(source) | CasError::Unknown(source) => {
                 Error::unavailable("the registry could not be written").source(source)
             }
         })?;
         self.sees(revision).await
     }
+}
+
+/// Two changed the same thing, and one was first.
+pub fn changed_meanwhile(id: &Name) -> Error {
+    Error::new(Code::Conflict, format!("{id} was changed by somebody else at the same moment; look again and repeat"))
 }

@@ -31,7 +31,7 @@ struct Lease {
 }
 
 /// A lease as its holder knows it: moments from `begins` on and before `ends` are his.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     pub number: u32,
     pub owner: String,

@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 use crate::{api::Name, jetstream::Bucket};
 
 pub use cells::{Cells, Committed, Past};
-pub use numbers::{Bounds, Mark, Steps, lost};
+pub use numbers::{Absent, Bounds, Mark, Steps, lost};
 pub use once::Once;
-pub use ranges::{Absent, RangeSettings, Ranges};
+pub use ranges::{RangeSettings, Ranges};
 
 /// The caller's or the proxy's name for a request, kept beside what it took. It grants and decides nothing.
 pub type RequestId = Option<Arc<str>>;

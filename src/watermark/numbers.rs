@@ -31,6 +31,26 @@ impl Mark {
     }
 }
 
+/// What a counter without a mark means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absent {
+    /// It was made with its key, and must be there.
+    IsLost,
+    /// It begins with its first use.
+    Begins,
+}
+
+impl Absent {
+    /// The mark that is there, or the one that it begins with.
+    pub fn or_begin(self, state: &Option<Mark>, base: i64) -> Result<Mark> {
+        match (state, self) {
+            (Some(mark), _) => Ok(mark.clone()),
+            (None, Absent::Begins) => Ok(Mark::at(base)),
+            (None, Absent::IsLost) => Err(lost()),
+        }
+    }
+}
+
 /// How a caller's numbers follow each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Steps {
@@ -92,6 +112,11 @@ impl Range {
     /// How many; none if it lies wholly beyond a maximum.
     pub fn left(self) -> i64 {
         self.end.saturating_sub(self.used).max(0)
+    }
+
+    /// The part of it that is not beyond a maximum.
+    pub fn up_to(self, max: i64) -> Self {
+        Self { end: self.end.min(max), ..self }
     }
 
     pub fn skip_to(&mut self, floor: i64) {

@@ -13,19 +13,10 @@ use std::{
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Bounds, Cells, Committed, Mark, RequestId, Requester, Steps,
-    numbers::{Range, exhausted, lost},
+    Absent, Bounds, Cells, Committed, Mark, RequestId, Requester, Steps,
+    numbers::{Range, exhausted},
 };
 use crate::error::{Error, Result};
-
-/// What a counter without a mark means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Absent {
-    /// It was made with its key, and must be there.
-    IsLost,
-    /// It begins with its first use.
-    Begins,
-}
 
 #[derive(Debug, Clone)]
 pub struct RangeSettings {
@@ -248,10 +239,7 @@ impl Reservation {
     /// Moves the mark by as much as wanted. Towards the end, one instance should not sit on numbers that the others could
     /// give: less is reserved ahead, and nothing for a caller who can't be served.
     fn apply(&self, state: &mut Option<Mark>) -> Result<Reserved> {
-        let mark = match self.absent {
-            Absent::IsLost => state.as_mut().ok_or_else(lost)?,
-            Absent::Begins => state.get_or_insert(Mark::at(self.bounds.base)),
-        };
+        let mut mark = self.absent.or_begin(state, self.bounds.base)?;
         let used = mark.mark.max(self.bounds.base);
         let left = Range { used, end: self.bounds.max }.left();
         let supply = self.at_hand.saturating_add(left);
@@ -271,15 +259,15 @@ impl Reservation {
         if wanted > 0 {
             mark.mark = range.end;
         }
-        Ok(Reserved { range, mark: mark.clone(), fits })
+        *state = Some(mark.clone());
+        Ok(Reserved { range, mark, fits })
     }
 }
 
 impl State {
     /// What can be given now.
     fn left(&self) -> i64 {
-        let within = |range: &Range| Range { used: range.used, end: range.end.min(self.bounds.max) }.left();
-        self.at_hand.iter().fold(0, |sum, range| sum.saturating_add(within(range)))
+        self.at_hand.iter().fold(0, |sum, range| sum.saturating_add(range.up_to(self.bounds.max).left()))
     }
 
     /// Numbers at hand below a new base are forgotten; those above a new maximum are kept for when it is raised.
@@ -305,7 +293,7 @@ impl State {
     fn draw(&mut self, steps: Steps) -> Option<Vec<i64>> {
         let mut numbers = Vec::with_capacity(steps.count as usize);
         for (index, range) in self.at_hand.iter().enumerate() {
-            let mut within = Range { used: range.used, end: range.end.min(self.bounds.max) };
+            let mut within = range.up_to(self.bounds.max);
             steps.draw(&mut within, &mut numbers);
             if numbers.len() == steps.count as usize {
                 self.at_hand.drain(..index);

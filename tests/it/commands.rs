@@ -10,7 +10,7 @@ use crate::support::{Deployment, UpInstance, servers::folder, tidemark};
 async fn help_and_bad_use() {
     let (code, out, _) = tidemark(&["--help"], HashMap::new()).await;
     assert_eq!(code, Some(0));
-    for command in ["up", "serve", "migrate", "streams", "doctor", "openapi", "call"] {
+    for command in ["up", "serve", "migrate", "streams", "doctor", "instances", "openapi", "bench", "call"] {
         assert!(out.contains(command), "{out}");
         let (code, help, _) = tidemark(&[command, "--help"], HashMap::new()).await;
         assert!(code == Some(0) && help.contains("Usage"), "{command}: {help}");

@@ -2,16 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use chrono::{DateTime, Utc};
 use futures::future::join_all;
 use serde_json::{Value, json};
 use tidemark::{api::ids::FormattedRequest, clock::Clock};
 
-use crate::support::{API_KEY, Deployment, Http, name};
-
-fn time(text: &str) -> DateTime<Utc> {
-    text.parse().unwrap()
-}
+use crate::support::{API_KEY, Deployment, Http, name, time};
 
 async fn next(http: &Http, key: &str) -> String {
     let ids = http.data(&format!("/v1/id/formatted?key={key}")).await;

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use chrono::{DateTime, Utc};
+use chrono::Utc;
 use serde_json::{Value, json};
 use tidemark::{
     api::ids::{LeaseRequest, ReleaseRequest, RenewRequest, SnowflakeIds, SnowflakeRequest},
@@ -11,13 +11,9 @@ use tidemark::{
     error::Code,
 };
 
-use crate::support::{API_KEY, Deployment, Http, eventually, name};
+use crate::support::{API_KEY, Deployment, Http, eventually, name, time};
 
 const BASE: i64 = 1_700_000_000_000;
-
-fn time(text: &str) -> DateTime<Utc> {
-    text.parse().unwrap()
-}
 
 /// A key with a few worker ids.
 async fn make(http: &Http, key: &str, worker_bits: u8) {

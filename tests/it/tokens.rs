@@ -3,7 +3,7 @@
 use serde_json::json;
 use tidemark::clock::Clock;
 
-use crate::support::{Deployment, Http, eventually};
+use crate::support::{Deployment, Http, eventually, time};
 
 async fn token(http: &Http, path: &str, key: &str) -> String {
     http.clone().admin().data(&format!("/v1/auth/{path}?key={key}")).await["token"].as_str().unwrap().to_owned()
@@ -75,15 +75,15 @@ async fn a_reset_ends_the_tokens_before_it_on_every_instance() {
 #[tokio::test]
 async fn a_token_expires() {
     let deployment = Deployment::new().await;
-    let clock = Clock::manual("2026-11-16T12:00:00Z".parse().unwrap());
+    let clock = Clock::manual(time("2026-11-16T12:00:00Z"));
     let server = deployment.serve_by(&clock).await;
     server.http().make_key("k", 0).await;
     let made = server.http().admin().data("/v1/auth/token?key=k").await;
     assert_eq!(made["expires_at"], "2027-11-17T00:00:00Z", "a year, to the end of the day");
     let http = bearer(server.http(), made["token"].as_str().unwrap());
-    clock.set("2027-11-16T23:59:59Z".parse().unwrap());
+    clock.set(time("2027-11-16T23:59:59Z"));
     assert_eq!(http.get("/v1/id/increment?key=k").await.status, 200);
-    clock.set("2027-11-17T00:00:00Z".parse().unwrap());
+    clock.set(time("2027-11-17T00:00:00Z"));
     assert_eq!(http.get("/v1/id/increment?key=k").await.json()["code"], 2001);
     server.stop().await;
 }

@@ -3,30 +3,30 @@
 //! Numbers go on, so two ids of two formats can only be equal if the same text reads as two numbers. It can't where the
 //! number stands at the same place and is written in the same way, or where the beginnings differ.
 
-use super::format::{Format, Piece, part_error};
+use super::format::{CounterTerms, Digits, Format, Piece, part_error};
 use crate::{
-    api::ids::{Part, ResetScope},
+    api::ids::ResetScope,
     error::{Error, Result},
 };
 
 /// Refuses a format that could repeat an id of one before.
-pub fn check(before: &[Part], after: &[Part]) -> Result<()> {
-    let formats = (Format::new(before)?, Format::new(after)?);
+pub fn check(before: &Format, after: &Format) -> Result<()> {
     // Without a counter chance keeps ids apart, from those of before as well.
-    let (Some((_, old)), Some((index, new))) = (counting(before), counting(after)) else { return Ok(()) };
-    let zones = (formats.0.counter.map(|terms| terms.zone), formats.1.counter.map(|terms| terms.zone));
+    let (Some((_, old, old_terms)), Some((index, new, new_terms))) = (counting(before), counting(after)) else {
+        return Ok(());
+    };
     let changed = match () {
-        () if old.number_base != new.number_base => Some("number_base"),
-        () if old.padding_mode != new.padding_mode => Some("padding_mode"),
-        () if old.padding_char != new.padding_char => Some("padding_char"),
-        () if old.reset_scope != new.reset_scope => Some("reset_scope"),
-        () if zones.0 != zones.1 && new.reset_scope != ResetScope::None => Some("time_zone"),
+        () if old.base != new.base => Some("number_base"),
+        () if old.padding.0 != new.padding.0 => Some("padding_mode"),
+        () if old.padding.1 != new.padding.1 => Some("padding_char"),
+        () if old_terms.scope != new_terms.scope => Some("reset_scope"),
+        () if old_terms.zone != new_terms.zone && new_terms.scope != ResetScope::None => Some("time_zone"),
         () => None,
     };
     if let Some(field) = changed {
         return Err(part_error(index, field, "can't change once an id was given: ids could repeat"));
     }
-    if begin_differently(&formats.0.pieces, &formats.1.pieces) || same_places(&formats.0.pieces, &formats.1.pieces) {
+    if begin_differently(&before.pieces, &after.pieces) || same_places(&before.pieces, &after.pieces) {
         return Ok(());
     }
     let problem = "ids could repeat those of an earlier format: keep the parts and the lengths of fixed texts as they were, \
@@ -34,27 +34,11 @@ pub fn check(before: &[Part], after: &[Part]) -> Result<()> {
     Err(Error::field("parts", problem))
 }
 
-/// What of a counter can't change.
-struct Counting<'a> {
-    number_base: u32,
-    padding_mode: crate::api::ids::PaddingMode,
-    padding_char: &'a str,
-    reset_scope: ResetScope,
-}
-
-fn counting(parts: &[Part]) -> Option<(usize, Counting<'_>)> {
-    parts.iter().enumerate().find_map(|(index, part)| match part {
-        Part::AutoIncrement { number_base, padding_mode, padding_char, reset_scope, .. } => Some((
-            index,
-            Counting {
-                number_base: *number_base,
-                padding_mode: *padding_mode,
-                padding_char,
-                reset_scope: *reset_scope,
-            },
-        )),
-        _ => None,
-    })
+/// The first part that shows the counter, and how it counts.
+fn counting(format: &Format) -> Option<(usize, Digits, CounterTerms)> {
+    let digits = |piece: &Piece| if let Piece::Number(digits) = piece { Some(*digits) } else { None };
+    let (index, digits) = format.pieces.iter().enumerate().find_map(|(index, piece)| Some((index, digits(piece)?)))?;
+    Some((index, digits, format.counter?))
 }
 
 /// Whether the fixed texts at the beginning differ in a place that both have.
@@ -87,13 +71,13 @@ fn same_places(before: &[Piece], after: &[Piece]) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::{
+        super::tests::{counter, format},
+        *,
+    };
 
     fn follows(before: Value, after: Value) -> Result<()> {
-        check(
-            &serde_json::from_value::<Vec<Part>>(before).unwrap(),
-            &serde_json::from_value::<Vec<Part>>(after).unwrap(),
-        )
+        check(&format(before).unwrap(), &format(after).unwrap())
     }
 
     fn text(value: &str) -> Value {
@@ -102,11 +86,6 @@ mod tests {
 
     #[test]
     fn what_could_repeat_an_id_is_refused() {
-        let counter = |options: Value| {
-            let mut part = json!({"type": "auto-increment"});
-            part.as_object_mut().unwrap().extend(options.as_object().unwrap().clone());
-            part
-        };
         let plain = || counter(json!({}));
         let date = |format: &str| json!({"type": "date-format", "format": format});
         let daily = || counter(json!({"reset_scope": "date"}));

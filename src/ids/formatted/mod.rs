@@ -14,16 +14,16 @@ pub use format::{Format, Scope};
 
 use super::{
     Ids,
-    keys::{KeyRecord, Kind, check_name, other_type, size, taken_by_other_type},
+    keys::{KeyRecord, Kind, check_name, known, size},
     sequences::{CounterName, Taking},
 };
 use crate::{
     api::{
-        Call, Handle, Name, Operation,
+        Call, Handle, Name,
         ids::{Formatted, FormattedConfig, FormattedIds, FormattedSettings, GetFormatted, IdType, Part, SetFormatted},
     },
     error::{Error, Result},
-    watermark::{Bounds, Mark, Once, Steps, lost},
+    watermark::{Absent, Bounds, Steps},
 };
 
 /// Formats that a key may have had while ids were given. More than anybody needs, and a record stays small.
@@ -80,22 +80,15 @@ impl Handle<Formatted> for Ids {
     async fn handle(&self, call: Call<Formatted>) -> Result<FormattedIds> {
         let name = &call.target;
         let record = self.existing(name).await?;
-        let Kind::Formatted(key) = &record.kind else { return Err(other_type(name, IdType::Formatted, &record)) };
+        let key: &FormattedKey = record.settings(name)?;
         let count = size(call.request.size)?;
         // One reading of the clock for all parts, the counter's day included.
         let now = self.clock.now();
-        let once = match &call.context.idempotency_key {
-            None => None,
-            Some(once) => Some(Once::new(&Formatted::INFO, name, once, &call.request, self.idempotency_window)?),
-        };
+        let once = self.once(&call)?;
         let _measured = self.requests.measure(name, IdType::Formatted);
         let Some(terms) = key.format.counter else {
             let make = async || Ok(key.render(now, (1..=i64::from(count)).collect()));
-            let id = match once {
-                None => make().await?,
-                Some(once) => Box::pin(once.or_make(self.sequences.cells().bucket(), make)).await?,
-            };
-            return Ok(FormattedIds { id });
+            return Ok(FormattedIds { id: self.answer(once, make).await? });
         };
         let taking = Taking {
             steps: Steps::single(count),
@@ -123,28 +116,21 @@ impl Handle<SetFormatted> for Ids {
         let format = Format::new(&settings.parts)?;
         let uniqueness = format.uniqueness(self.clock.now())?.to_string();
         let row = self.find(&name).await?;
-        let known = match row.record.as_deref() {
-            None => None,
-            Some(KeyRecord { kind: Kind::Formatted(known), .. }) => Some(known.clone()),
-            Some(record) => return Err(taken_by_other_type(&name, record)),
-        };
-        let key = match known {
+        let key = match known::<FormattedKey>(&row, &name)?.cloned() {
             Some(known) if known.settings.parts == settings.parts => FormattedKey { settings, ..known },
             known => {
-                let mut earlier = known.as_ref().map(|known| known.earlier.clone()).unwrap_or_default();
-                let before = known.as_ref().map(|known| known.settings.parts.clone());
-                let (formats, parts) =
-                    ([earlier.clone(), before.clone().into_iter().collect()].concat(), settings.parts.clone());
+                let version = known.as_ref().map(|known| known.version);
+                let (mut earlier, before) =
+                    known.map(|known| (known.earlier, Some(known.settings.parts))).unwrap_or_default();
+                let (formats, after) =
+                    ([earlier.clone(), before.clone().into_iter().collect()].concat(), format.clone());
                 let check = move || {
                     if formats.len() > MOST_FORMATS {
-                        return Err(Error::field(
-                            "parts",
-                            format!("have changed {MOST_FORMATS} times: make a new key"),
-                        ));
+                        let problem = format!("have changed {MOST_FORMATS} times: make a new key");
+                        return Err(Error::field("parts", problem));
                     }
-                    formats.iter().try_for_each(|before| change::check(before, &parts))
+                    formats.iter().try_for_each(|before| change::check(&Format::new(before)?, &after))
                 };
-                let version = known.as_ref().map(|known| known.version);
                 let request = call.context.request_id();
                 let used = self.guards.advance(&name, version, request, check).await?;
                 earlier.extend(before.filter(|_| used));
@@ -162,10 +148,8 @@ impl Handle<SetFormatted> for Ids {
 impl Handle<GetFormatted> for Ids {
     async fn handle(&self, call: Call<GetFormatted>) -> Result<FormattedConfig> {
         let record = self.existing(&call.target).await?;
-        match &record.kind {
-            Kind::Formatted(key) => self.describe_formatted(call.target, key, &record).await,
-            _ => Err(other_type(&call.target, IdType::Formatted, &record)),
-        }
+        let key = record.settings(&call.target)?;
+        self.describe_formatted(call.target.clone(), key, &record).await
     }
 }
 
@@ -178,12 +162,8 @@ impl Ids {
         // Once ids may exist, a counter of this key is either there or lost: its scope can't have changed.
         let counted =
             used && key.earlier.iter().any(|parts| parts.iter().any(|part| matches!(part, Part::AutoIncrement { .. })));
-        let begin = move |state: &mut Option<Mark>| match state {
-            None if counted => Err(lost()),
-            state => Ok(state.get_or_insert(Mark::at(0)).mark),
-        };
-        let counter = CounterName::Formatted(name, Scope::Whole).to_string();
-        self.sequences.cells().change(&counter, None, begin).await.map(drop)
+        let absent = if counted { Absent::IsLost } else { Absent::Begins };
+        self.sequences.begin(CounterName::Formatted(name, Scope::Whole), absent, 0, None).await
     }
 
     async fn describe_formatted(&self, name: Name, key: &FormattedKey, record: &KeyRecord) -> Result<FormattedConfig> {

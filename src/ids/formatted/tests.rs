@@ -11,10 +11,17 @@ fn time(text: &str) -> DateTime<Utc> {
     text.parse().unwrap()
 }
 
-fn format(parts: Value) -> Result<Format> {
+pub fn format(parts: Value) -> Result<Format> {
     let parts: Vec<Part> =
         serde_json::from_value(parts).map_err(|error| crate::error::Error::invalid(error.to_string()))?;
     Format::new(&parts)
+}
+
+/// A counter part with these options.
+pub fn counter(options: Value) -> Value {
+    let mut part = json!({"type": "auto-increment"});
+    part.as_object_mut().unwrap().extend(options.as_object().unwrap().clone());
+    part
 }
 
 /// An id of one moment.
@@ -33,11 +40,7 @@ fn refusal(parts: Value) -> String {
 
 #[test]
 fn every_part_is_written_as_its_options_say() {
-    let number = |options: Value, number| {
-        let mut part = json!({"type": "auto-increment"});
-        part.as_object_mut().unwrap().extend(options.as_object().unwrap().clone());
-        id(json!([part]), number)
-    };
+    let number = |options: Value, number| id(json!([counter(options)]), number);
     assert_eq!(number(json!({}), 42), "42");
     assert_eq!(number(json!({"length": 4}), 42), "0042");
     assert_eq!(number(json!({"length": 4}), 12345), "12345");
@@ -80,11 +83,7 @@ fn fixed_lengths_bound_the_counter() {
 
 #[test]
 fn what_makes_no_sense_is_refused_and_named() {
-    let counter = |options: Value| {
-        let mut part = json!({"type": "auto-increment"});
-        part.as_object_mut().unwrap().extend(options.as_object().unwrap().clone());
-        json!([part])
-    };
+    let counter = |options: Value| json!([counter(options)]);
     for (parts, mentions) in [
         (json!([]), "parts: must have 1 to 32"),
         (json!([{"type": "fixed-chars", "value": ""}]), "parts[0].value"),

@@ -7,6 +7,7 @@ mod up;
 
 use std::{collections::HashMap, future::Future, time::Duration};
 
+use chrono::{DateTime, Utc};
 use reqwest::Method;
 use serde_json::Value;
 use tidemark::{
@@ -232,5 +233,9 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attemp
 }
 
 pub fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+pub fn time(text: &str) -> DateTime<Utc> {
     text.parse().unwrap()
 }
