@@ -12,7 +12,7 @@ up: build ## Build, get what is missing, start everything on loopback with data 
 	@target/release/tidemark up $(ARGS)
 
 build:
-	@$(CARGO) build --release --locked --bin tidemark
+	@$(CARGO) build --release --locked --bins
 
 test: ## Format check, lints, and all tests against a real nats-server and a real PostgreSQL
 	$(CARGO) fmt --check

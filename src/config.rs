@@ -37,6 +37,7 @@ pub struct Config {
     pub auth: Auth,
     pub watermark: Watermark,
     pub ids: Ids,
+    pub noid: Noid,
     pub telemetry: Telemetry,
     pub shutdown: Shutdown,
 }
@@ -111,6 +112,12 @@ pub struct Ids {
     #[serde(with = "humantime_serde")]
     pub unowned_lease_ttl: Duration,
     pub rate_limit: u32,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Noid {
+    pub max_pools: usize,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -98,7 +98,12 @@ impl Error {
 
     /// The same as another outcome. The message opens with the field's name, so that it reads well in any dialect.
     pub fn field_as(code: Code, field: &str, problem: impl fmt::Display) -> Self {
-        Self::new(code, format!("{field}: {problem}")).details(serde_json::json!({ "field": field }))
+        Self::new(code, format!("{field}: {problem}")).about(field)
+    }
+
+    /// Names the field in the details, where the message has words of its own.
+    pub fn about(self, field: &str) -> Self {
+        self.details(serde_json::json!({ "field": field }))
     }
 
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {

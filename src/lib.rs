@@ -6,10 +6,11 @@
 //! - [`api`] declares every operation once: request, response, subject, routes, scope. Both transports, the [`client`],
 //!   the OpenAPI document and the permissions that `up` writes come from it.
 //! - [`gateway`] finds the code that answers an operation: in this process, or over NATS in another.
-//! - [`ids`] answers. Domain modules know no transport and not each other.
+//! - [`ids`] and [`noid`] answer. Domain modules know no transport and not each other.
 //! - [`watermark`] counts: compare-and-set, group commit, ranges, leases, idempotent answers. [`snowflake`] mints ids with
 //!   a leased number, here and in the [`client`].
 //! - [`registry`] is what every instance must know at once, held in memory; [`access`] decides who may call.
+//! - [`events`] publishes facts that others may follow.
 //! - [`jetstream`] and [`database`] are the two stores: connecting, `streams/`, `migrations/`.
 //!
 //! Around it: [`server`] puts a process together, [`embedded`] starts nats-server and PostgreSQL for `tidemark up` and
@@ -27,6 +28,7 @@ pub mod database;
 pub mod doctor;
 pub mod embedded;
 pub mod error;
+pub mod events;
 pub mod gateway;
 mod hex;
 pub mod http;
@@ -34,6 +36,7 @@ pub mod ids;
 pub mod instance;
 pub mod jetstream;
 pub mod nats;
+pub mod noid;
 pub mod registry;
 pub mod roles;
 pub mod server;

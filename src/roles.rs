@@ -6,16 +6,19 @@ use std::{fmt, str::FromStr};
 pub enum Role {
     /// Answers `tm.id.*`.
     Ids,
+    /// Answers `tm.noid.*`.
+    Noid,
     /// The HTTP bridge.
     Http,
 }
 
 impl Role {
-    pub const ALL: &'static [Role] = &[Role::Ids, Role::Http];
+    pub const ALL: &'static [Role] = &[Role::Ids, Role::Noid, Role::Http];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Ids => "ids",
+            Role::Noid => "noid",
             Role::Http => "http",
         }
     }

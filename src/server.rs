@@ -17,12 +17,14 @@ use crate::{
     config::Config,
     database::{self, DatabaseError},
     error::{Code, Error, chain},
+    events::Events,
     gateway::{Gateway, Hosted},
     http::{self, App, Health, Limits, Ready},
     ids::{self, Ids},
     instance::Instance,
     jetstream::{self, ApplyError, ConnectError},
     nats,
+    noid::Pools,
     registry::{Registry, keys::Keys},
     roles::Role,
     telemetry,
@@ -230,13 +232,24 @@ impl Server {
                 counters: watermark::bucket(jetstream.clone(), prefix),
                 leases: lease_bucket,
             };
-            Arc::new(Ids::new(stores, &self.config, clock.clone(), name))
+            Arc::new(Ids::new(stores, &self.config, clock.clone(), name.clone()))
         });
         if let Some(ids) = &ids {
             if self.fresh {
                 ids.begin_again().await.map_err(ServeError::BeginAgain)?;
             }
             ids.host(&mut hosted);
+        }
+        if self.config.roles.contains(&Role::Noid) {
+            let counters = watermark::bucket(jetstream.clone(), prefix);
+            let events = Events::new(nats.clone(), prefix.clone());
+            let pools = Arc::new(Pools::new(counters, events, &self.config, clock.clone(), name));
+            pools.host(&mut hosted);
+            tokio::spawn(async move {
+                if let Err(error) = pools.announce_what_is_due().await {
+                    error.log("noid.announce");
+                }
+            });
         }
         let (instance, reserving) = (self.instance.clone(), ids.clone());
         let report = move || instance.report(reserving.as_ref().map(|ids| ids.at_hand()).unwrap_or_default());

@@ -12,15 +12,17 @@ mod scope;
 
 pub mod admin;
 pub mod ids;
+pub mod noid;
 
 pub use call::{Call, Context, Handle, IdempotencyKey};
 pub use encoding::{Encoding, named};
 pub use name::{Name, Target};
-pub use operation::{Info, Method, Operation, Route, Visitor};
+pub use operation::{Info, Method, NoParameters, Operation, Route, Visitor};
 pub use scope::{Scope, Surface};
 
 /// Shows every operation to the visitor, in the order of the documentation.
 pub fn visit(visitor: &mut impl Visitor) {
     ids::visit(visitor);
+    noid::visit(visitor);
     admin::visit(visitor);
 }

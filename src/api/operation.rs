@@ -1,6 +1,6 @@
 //! The declaration of an operation.
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
 use super::{Name, Scope, Surface, Target};
@@ -41,6 +41,7 @@ pub struct Route {
 pub enum Method {
     Get,
     Post,
+    Put,
     Delete,
 }
 
@@ -69,6 +70,11 @@ impl Info {
         self.about.trim_start().lines().next().unwrap_or_default()
     }
 }
+
+/// A request that says nothing besides the target.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NoParameters {}
 
 /// Something that is to see every operation with its types.
 pub trait Visitor {

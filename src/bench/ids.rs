@@ -2,23 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use futures::future::{FutureExt, LocalBoxFuture};
+use futures::future::FutureExt;
 use serde_json::json;
 
 use super::{
-    Ground, Measured, Unit,
+    Ground, Measure, Measured, Unit,
     ground::{ADMIN_TOKEN, ECHO},
-    load::{IN_FLIGHT, pairs, rate, rounds},
+    load::{IN_FLIGHT, pairs, rate, requests, rounds},
+    name,
 };
 use crate::{
-    api::{
-        Name,
-        ids::{IncrementRequest, IncrementSettings},
-    },
+    api::ids::{IncrementRequest, IncrementSettings},
     client::Client,
 };
-
-type Measure = for<'a> fn(&'a Ground) -> LocalBoxFuture<'a, Measured>;
 
 pub const ROWS: &[(&str, Measure)] = &[
     ("increment over NATS", |ground| increment_over_nats(ground).boxed_local()),
@@ -29,23 +25,6 @@ pub const ROWS: &[(&str, Measure)] = &[
     ("snowflake in the client", |ground| snowflake_in_the_client(ground).boxed_local()),
 ];
 
-fn name(text: &str) -> Name {
-    text.parse().expect("a name")
-}
-
-/// Requests a second on a subject, each with an empty body.
-async fn requests(nats: &async_nats::Client, subject: &'static str) -> f64 {
-    let nats = nats.clone();
-    rate(move || {
-        let nats = nats.clone();
-        async move {
-            let reply = nats.request(subject, Default::default()).await.expect("an answer");
-            assert!(reply.headers.is_none(), "an error: {reply:?}");
-        }
-    })
-    .await
-}
-
 async fn make_increment(client: &Client) {
     client.set_increment(&name("bench"), &IncrementSettings::from_base(0)).await.expect("the key is made");
 }
@@ -53,8 +32,11 @@ async fn make_increment(client: &Client) {
 async fn increment_over_nats(ground: &Ground) -> Measured {
     make_increment(&ground.client().await).await;
     let nats = ground.nats().await;
-    let pairs =
-        pairs(async || requests(&nats, ECHO).await, async || requests(&nats, "tm.id.increment.bench").await).await;
+    let pairs = pairs(
+        async || requests(&nats, ECHO, IN_FLIGHT).await,
+        async || requests(&nats, "tm.id.increment.bench", IN_FLIGHT).await,
+    )
+    .await;
     let detail = pairs.detail("of an echo");
     Measured { goal: 0.85, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
 }
@@ -64,7 +46,7 @@ async fn increment_over_http(ground: &Ground) -> Measured {
     let http = reqwest::Client::builder().pool_max_idle_per_host(IN_FLIGHT).build().expect("a client");
     let get = async |path: &str| {
         let (http, url) = (http.clone(), format!("{}{path}", ground.url));
-        rate(move || {
+        rate(IN_FLIGHT, move || {
             let request = http.get(&url).bearer_auth(ADMIN_TOKEN);
             async move {
                 let answer = request.send().await.expect("an answer");
@@ -88,8 +70,8 @@ async fn formatted(ground: &Ground) -> Measured {
     client.set_formatted(&name("bench-formatted"), &settings).await.expect("the key is made");
     let nats = ground.nats().await;
     let pairs = pairs(
-        async || requests(&nats, "tm.id.increment.bench").await,
-        async || requests(&nats, "tm.id.formatted.bench-formatted").await,
+        async || requests(&nats, "tm.id.increment.bench", IN_FLIGHT).await,
+        async || requests(&nats, "tm.id.formatted.bench-formatted", IN_FLIGHT).await,
     )
     .await;
     let detail = pairs.detail("of increment");
@@ -101,7 +83,7 @@ async fn a_thousand_at_once(ground: &Ground) -> Measured {
     make_increment(&client).await;
     let spread = rounds(async || {
         let client = client.clone();
-        let asked = rate(move || {
+        let asked = rate(IN_FLIGHT, move || {
             let client = client.clone();
             async move {
                 let request = IncrementRequest { size: Some(1000), ..Default::default() };
@@ -124,8 +106,8 @@ async fn three_instances(ground: &Ground) -> Measured {
     make_increment(&three.client).await;
     let nats = ground.nats().await;
     let pairs = pairs(
-        async || requests(&nats, "one.id.increment.bench").await,
-        async || requests(&nats, "three.id.increment.bench").await,
+        async || requests(&nats, "one.id.increment.bench", IN_FLIGHT).await,
+        async || requests(&nats, "three.id.increment.bench", IN_FLIGHT).await,
     )
     .await;
     tokio::join!(one.stop(), three.stop());

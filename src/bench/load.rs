@@ -76,14 +76,27 @@ pub async fn rounds(mut measured: impl AsyncFnMut() -> f64) -> Spread {
     Spread::of(rates)
 }
 
+/// Requests a second on a subject by as many callers, each with an empty body.
+pub async fn requests(nats: &async_nats::Client, subject: &'static str, callers: usize) -> f64 {
+    let nats = nats.clone();
+    rate(callers, move || {
+        let nats = nats.clone();
+        async move {
+            let reply = nats.request(subject, Default::default()).await.expect("an answer");
+            assert!(reply.headers.is_none(), "an error: {reply:?}");
+        }
+    })
+    .await
+}
+
 /// How often a second the callers together got their answer.
-pub async fn rate<F>(ask: impl Fn() -> F + Clone + Send + 'static) -> f64
+pub async fn rate<F>(callers: usize, ask: impl Fn() -> F + Clone + Send + 'static) -> f64
 where
     F: Future<Output = ()> + Send,
 {
     let (count, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let began = Instant::now();
-    let callers: Vec<_> = (0..IN_FLIGHT)
+    let callers: Vec<_> = (0..callers)
         .map(|_| {
             let (ask, count, done) = (ask.clone(), count.clone(), done.clone());
             tokio::spawn(async move {

@@ -1,11 +1,14 @@
 use std::process::ExitCode;
 
-use async_nats::{ConnectOptions, Event, HeaderMap};
+use async_nats::HeaderMap;
 use clap::Args;
-use tokio::sync::mpsc;
+use futures::TryFutureExt;
 
-use super::{Failure, Outcome, print};
-use crate::{client::Client, config::Config, jetstream};
+use super::{
+    Failure, Outcome, print,
+    remote::{self, Remote},
+};
+use crate::{config::Config, error::Error};
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -17,9 +20,8 @@ pub struct Options {
     /// A header, such as "Idempotency-Key: order-17". May be given several times.
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
-    /// Where replies arrive. A tenant's user may only listen on _INBOX_<tenant>.
-    #[arg(long, env = "NATS_INBOX_PREFIX", default_value = "_INBOX")]
-    inbox_prefix: String,
+    #[command(flatten)]
+    connection: remote::Connection,
 }
 
 pub async fn run(config: &Config, options: Options) -> Outcome {
@@ -29,25 +31,11 @@ pub async fn run(config: &Config, options: Options) -> Outcome {
             header.split_once(':').ok_or_else(|| Failure(format!("--header {header:?}: must read NAME: VALUE")))?;
         headers.insert(name.trim(), value.trim());
     }
-    // The server says no to a subject on the side, where the request itself would only time out.
-    let (refusals, mut refused) = mpsc::unbounded_channel();
-    let connect = ConnectOptions::new().event_callback(move |event| {
-        if let Event::ServerError(error) = event {
-            let _ = refusals.send(error.to_string());
-        }
-        std::future::ready(())
-    });
-    let nats = jetstream::connect_with(connect, &config.nats, "tidemark call", &options.inbox_prefix).await?;
-    let client = Client::new(nats, config.nats.prefix.clone());
-    let answer = tokio::select! {
-        answer = client.request(options.subject, headers, options.body.into()) => answer,
-        Some(refusal) = refused.recv() => return Err(Failure(format!("NATS refused: {refusal}"))),
-    };
-    match answer {
-        Ok(reply) => {
-            print(String::from_utf8_lossy(&reply))?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) => Err(Failure(format!("{} {}: {error}", error.code.status(), error.code))),
-    }
+    let mut remote = Remote::connect(config, &options.connection).await?;
+    let client = remote.client.clone();
+    let request = client.request(options.subject, headers, options.body.into());
+    let with_code = |error: Error| Failure(format!("{} {}: {error}", error.code.status(), error.code));
+    let reply = remote.answer(request.map_err(with_code)).await?;
+    print(String::from_utf8_lossy(&reply))?;
+    Ok(ExitCode::SUCCESS)
 }

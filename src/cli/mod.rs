@@ -4,6 +4,10 @@ mod bench;
 mod call;
 mod doctor;
 mod instances;
+mod lines;
+mod noid;
+mod noid_tool;
+mod remote;
 mod serve;
 mod streams;
 mod up;
@@ -11,6 +15,8 @@ mod up;
 use std::{fmt, io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand};
+
+pub use noid_tool::NoidTool;
 
 use crate::{config::Config, database, error::chain, http, telemetry};
 
@@ -50,6 +56,8 @@ enum Command {
     Openapi,
     /// Measure the speed that we promise, on servers started for it. Fails if a goal is missed.
     Bench(bench::Options),
+    /// Make and tend noid pools, and mint from them.
+    Noid(noid::Options),
     /// Send one request over NATS and print the reply.
     Call(call::Options),
 }
@@ -71,11 +79,17 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
 
 type Outcome = Result<ExitCode, Failure>;
 
-/// Prints a line. A reader who has seen enough (`| head`) is no error.
+/// Prints a line.
 fn print(line: impl fmt::Display) -> Result<(), Failure> {
+    print_to_reader(line).map(drop)
+}
+
+/// The same, and tells whether there is still a reader. One who has seen enough (`| head`) is no error.
+fn print_to_reader(line: impl fmt::Display) -> Result<bool, Failure> {
     match writeln!(std::io::stdout(), "{line}") {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if lines::is_closed_pipe(&error) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -94,6 +108,7 @@ impl Cli {
                 Ok(ExitCode::SUCCESS)
             }
             Command::Bench(options) => bench::run(options).await,
+            Command::Noid(options) => noid::run(&config, options).await,
             Command::Call(options) => call::run(&config, options).await,
         }
     }

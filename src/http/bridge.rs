@@ -27,6 +27,7 @@ pub fn routes() -> Router<Arc<App>> {
                 let method = match route.method {
                     Method::Get => MethodFilter::GET,
                     Method::Post => MethodFilter::POST,
+                    Method::Put => MethodFilter::PUT,
                     Method::Delete => MethodFilter::DELETE,
                 };
                 self.0 = std::mem::take(&mut self.0).route(route.path, on(method, answer::<O>));
@@ -102,7 +103,7 @@ async fn understand<O: Operation>(
     params.add_query(parts.uri.query().unwrap_or_default())?;
     if !body.is_end_stream() {
         let body = read(body, app.config.http.body_limit).await?;
-        params.add_body(Encoding::of(text(&parts.headers, "content-type")), &body)?;
+        params.add_body(text(&parts.headers, "content-type"), body).await?;
     }
     let names = info.target.iter().map(|name| params.take_text(name)?.parse()).collect::<Result<Vec<Name>>>()?;
     if let Some(caller) = caller {

@@ -32,6 +32,7 @@ pub fn success<A: Serialize>(surface: Surface, status: u16, encoding: Encoding, 
         }
         Surface::Pools | Surface::Stages | Surface::Usage | Surface::Native => encoding.encode(answer),
     }?;
+    let body = if surface == Surface::Pools && encoding == Encoding::Json { with_line_end(&body) } else { body };
     Ok(respond(status, encoding.content_type(), body))
 }
 
@@ -46,11 +47,19 @@ pub fn failure(surface: Surface, encoding: Encoding, error: &Error) -> Response 
         Surface::Usage => json!({ "code": usage_code(error.code), "message": error.message, "details": error.details }),
         Surface::Native => json!(Body::from(error)),
         Surface::Pools => {
-            return decorate(error, respond(status, "text/plain; charset=utf-8", error.message.to_string()));
+            let text = with_line_end(error.message.as_bytes());
+            let mut response = respond(status, "text/plain; charset=utf-8", text);
+            response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+            return decorate(error, response);
         }
     };
     let (content_type, body) = (encoding.content_type(), encoding.encode(&body).unwrap_or_default());
     decorate(error, respond(status, content_type, body))
+}
+
+/// As the noid server ends every body.
+fn with_line_end(body: &[u8]) -> Bytes {
+    [body, b"\n"].concat().into()
 }
 
 fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response {
@@ -149,7 +158,7 @@ mod tests {
             (Surface::Ids, r#"{"code":3001,"message":"key not found: x","data":null}"#),
             (Surface::Timers, r#"{"code":3,"message":"key not found: x","data":null}"#),
             (Surface::Stages, r#"{"error":"key not found: x"}"#),
-            (Surface::Pools, "key not found: x"),
+            (Surface::Pools, "key not found: x\n"),
             (Surface::Usage, r#"{"code":"not_found","message":"key not found: x","details":null}"#),
             (Surface::Native, r#"{"code":"not_found","message":"key not found: x"}"#),
         ] {
@@ -164,6 +173,7 @@ mod tests {
             assert_eq!(response.status(), 201);
             let expected = match surface {
                 Surface::Ids | Surface::Timers => r#"{"code":0,"message":"success","data":{"id":[1]}}"#,
+                Surface::Pools => "{\"id\":[1]}\n",
                 _ => r#"{"id":[1]}"#,
             };
             assert_eq!(text(response).await, expected);

@@ -1,8 +1,13 @@
 //! Parameters of a request, wherever they stand: path, query or body.
 //!
-//! What stands in the URL is text and becomes a number or a boolean when the field wants one; what stands in a body has
+//! What stands in the URL or in a form is text and becomes a number or a boolean when the field wants one; what stands in a body has
 //! its type already.
 
+use std::{convert::Infallible, future::ready};
+
+use bytes::Bytes;
+use futures::stream;
+use percent_encoding::percent_decode;
 use serde::{
     Deserializer,
     de::{
@@ -16,6 +21,9 @@ use crate::{
     api::Encoding,
     error::{Error, Result},
 };
+
+/// No operation has nearly as many. Each is compared with those before it, so there must be an end.
+const MOST: usize = 64;
 
 #[derive(Debug, Default)]
 pub struct Params(Vec<(String, Param)>);
@@ -32,20 +40,48 @@ impl Params {
     }
 
     pub fn add_query(&mut self, query: &str) -> Result<()> {
-        form_urlencoded::parse(query.as_bytes()).try_for_each(|(name, text)| self.add_text(name, text))
+        self.add_urlencoded(query.as_bytes())
     }
 
-    /// Adds the members of a body, which must be an object, or empty.
-    pub fn add_body(&mut self, encoding: Encoding, body: &[u8]) -> Result<()> {
-        match encoding.decode(body)? {
-            Value::Object(members) => {
-                members.into_iter().try_for_each(|(name, value)| self.add(name, Param::Value(value)))
-            }
-            _ => Err(Error::invalid("body: must be an object")),
+    /// Adds the members of a body: a form, an object, or nothing.
+    pub async fn add_body(&mut self, content_type: Option<&str>, body: Bytes) -> Result<()> {
+        match Kind::of(content_type, &body) {
+            Kind::UrlEncoded => self.add_urlencoded(&body),
+            // Boxed because it is rare and large.
+            Kind::Multipart { boundary } => Box::pin(self.add_multipart(boundary, body)).await,
+            Kind::Encoded(encoding) => match encoding.decode(&body)? {
+                Value::Object(members) => {
+                    members.into_iter().try_for_each(|(name, value)| self.add(name, Param::Value(value)))
+                }
+                _ => Err(Error::invalid("body: must be an object")),
+            },
         }
     }
 
+    fn add_urlencoded(&mut self, form: &[u8]) -> Result<()> {
+        if percent_decode(form).decode_utf8().is_err() {
+            return Err(Error::invalid("a parameter is not UTF-8"));
+        }
+        form_urlencoded::parse(form).try_for_each(|(name, text)| self.add_text(name, text))
+    }
+
+    async fn add_multipart(&mut self, boundary: String, body: Bytes) -> Result<()> {
+        let broken = |error: multer::Error| Error::invalid(format!("body: {error}"));
+        let mut form = multer::Multipart::new(stream::once(ready(Ok::<_, Infallible>(body))), boundary);
+        while let Some(field) = form.next_field().await.map_err(broken)? {
+            let Some(name) = field.name().map(str::to_owned) else {
+                return Err(Error::invalid("body: a part of the form has no name"));
+            };
+            let text = String::from_utf8(field.bytes().await.map_err(broken)?.into());
+            self.add_text(&name, text.map_err(|_| Error::field(&name, "is not UTF-8"))?)?;
+        }
+        Ok(())
+    }
+
     fn add(&mut self, name: String, param: Param) -> Result<()> {
+        if self.0.len() == MOST {
+            return Err(Error::invalid(format!("more than {MOST} parameters")));
+        }
         if self.0.iter().any(|(known, _)| *known == name) {
             return Err(Error::field(&name, "is given twice"));
         }
@@ -68,6 +104,30 @@ impl Params {
     pub fn request<T: DeserializeOwned>(&self) -> Result<T> {
         let fields = || MapDeserializer::new(self.0.iter().map(|(name, param)| (name.as_str(), param)));
         T::deserialize(fields()).or_else(|_| crate::api::named(fields()))
+    }
+}
+
+/// How a body is written.
+enum Kind {
+    UrlEncoded,
+    Multipart { boundary: String },
+    Encoded(Encoding),
+}
+
+impl Kind {
+    fn of(content_type: Option<&str>, body: &[u8]) -> Self {
+        let text = content_type.unwrap_or_default();
+        let is = |essence: &str| text.split(';').next().is_some_and(|is| is.trim().eq_ignore_ascii_case(essence));
+        // curl calls everything urlencoded that is sent with -d, and no form begins with a brace.
+        let is_json = || matches!(body.trim_ascii_start().first(), Some(b'{' | b'['));
+        if is("application/x-www-form-urlencoded") && !is_json() {
+            return Kind::UrlEncoded;
+        }
+        let boundary = is("multipart/form-data").then(|| multer::parse_boundary(text));
+        match boundary {
+            Some(Ok(boundary)) => Kind::Multipart { boundary },
+            _ => Kind::Encoded(Encoding::of(content_type)),
+        }
     }
 }
 
@@ -160,6 +220,7 @@ impl<'de> Deserializer<'de> for &'de Param {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use serde::Deserialize;
 
     use super::*;
@@ -173,10 +234,37 @@ mod tests {
     }
 
     fn parse(query: &str, body: &str) -> Result<Sample> {
+        parse_as(None, query, body)
+    }
+
+    fn parse_as(content_type: Option<&str>, query: &str, body: &str) -> Result<Sample> {
         let mut params = Params::default();
         params.add_query(query)?;
-        params.add_body(Encoding::Json, body.as_bytes())?;
+        let body = params.add_body(content_type, Bytes::from(body.to_owned()));
+        body.now_or_never().expect("nothing to wait for")?;
         params.request()
+    }
+
+    #[test]
+    fn forms_are_parameters_too() {
+        let expected = Sample { size: Some(7), rand: None, name: Some("a b".into()) };
+        let urlencoded = Some("application/x-www-form-urlencoded; charset=utf-8");
+        assert_eq!(parse_as(urlencoded, "", "size=7&name=a+b").unwrap(), expected);
+        assert_eq!(parse_as(urlencoded, "", r#" {"size": 7, "name": "a b"}"#).unwrap(), expected, "curl -d");
+        let multipart = Some("multipart/form-data; boundary=XX");
+        let part = |name: &str, text: &str| format!("--XX\r\nContent-Disposition: form-data; {name}\r\n\r\n{text}\r\n");
+        let body = part("name=size", "7") + &part("name=\"name\"", "a b") + "--XX--\r\n";
+        assert_eq!(parse_as(multipart, "", &body).unwrap(), expected);
+        for (content_type, query, body, problem) in [
+            (urlencoded, "size=1", "size=2", "size: is given twice"),
+            (urlencoded, "", "size=x", "size"),
+            (multipart, "", "--XX\r\nContent", "body"),
+            (multipart, "", &part("x=y", "7"), "body"),
+            (Some("multipart/form-data"), "", "size=1", "body"),
+        ] {
+            let error = parse_as(content_type, query, body).unwrap_err();
+            assert!(error.message.contains(problem), "{body}: {error}");
+        }
     }
 
     #[test]
@@ -188,6 +276,13 @@ mod tests {
     }
 
     #[test]
+    fn a_flood_of_parameters_is_refused_before_it_costs_anything() {
+        let flood: String = (0..200_000).map(|index| format!("{index}&")).collect();
+        let urlencoded = Some("application/x-www-form-urlencoded");
+        assert!(parse_as(urlencoded, "", &flood).unwrap_err().message.contains("more than 64"));
+    }
+
+    #[test]
     fn errors_name_the_parameter() {
         for (query, body, expected) in [
             ("size=x", "", "size"),
@@ -196,6 +291,7 @@ mod tests {
             ("size=1&size=2", "", "size: is given twice"),
             ("size=1", r#"{"size":2}"#, "size: is given twice"),
             ("", r#"{"size":"2"}"#, "size"),
+            ("name=%ff", "", "not UTF-8"),
             ("", "[1]", "body: must be an object"),
             ("", "{", "EOF"),
         ] {

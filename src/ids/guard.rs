@@ -10,7 +10,7 @@ use crate::{
     api::Name,
     error::Result,
     registry::changed_meanwhile,
-    watermark::{Cells, RequestId, lost},
+    watermark::{Cells, RequestId, State, lost},
 };
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,6 +21,8 @@ pub struct Guard {
     /// or of any so far.
     used: bool,
 }
+
+impl State for Guard {}
 
 /// The guards of all keys.
 #[derive(Clone)]

@@ -127,8 +127,7 @@ impl Ids {
 
     /// What makes a request repeatable, if its caller named it.
     fn once<O: Operation<Target = Name>>(&self, call: &Call<O>) -> Result<Option<Once>> {
-        let once = |name| Once::new(&O::INFO, &call.target, name, &call.request, self.idempotency_window);
-        call.context.idempotency_key.as_ref().map(once).transpose()
+        Once::of(call, self.idempotency_window)
     }
 
     /// The answer, or the first one to a request that is repeated.

@@ -143,7 +143,7 @@ impl Sequences {
                 let open = self.open(&self.in_use(counter), counter, taking.version).await?;
                 let mut advance = open.strictly(counter, taking);
                 let advance = move |state: &mut Option<Mark>| Ok(render(advance(state)?));
-                self.cells.change_once(&counter.to_string(), request(), once, advance).await
+                Ok(self.cells.change_once(&counter.to_string(), request(), once, advance).await?.answer)
             }
         }
     }

@@ -27,7 +27,7 @@ use crate::{
     hex,
     snowflake::{Fence, Generator, Keeper, Layout, Refusal},
     watermark::{
-        Cells, RequestId,
+        Cells, RequestId, State,
         leases::{Held, Leases, Terms},
         lost,
     },
@@ -145,6 +145,8 @@ pub struct LeaseSet {
     layout: Layout,
     leases: Leases,
 }
+
+impl State for LeaseSet {}
 
 /// Takes, keeps and gives back worker ids. Cheap to clone.
 #[derive(Clone)]

@@ -8,7 +8,7 @@ use async_nats::{
 };
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 
 use super::{
     batch::{Message, publish_batch},
@@ -87,6 +87,15 @@ impl Bucket {
             }
         }
         Ok(values)
+    }
+
+    /// The keys that match a pattern, such as `noid.*`, as the leader has them.
+    pub async fn keys(&self, pattern: &str) -> Result<Vec<String>> {
+        let found = self.stream().await?.info_with_subjects(self.subject(pattern)).await;
+        let subjects = found.map_err(|error| self.unreadable(error))?;
+        let start = self.subject("").len();
+        let key = |(subject, _): (String, usize)| subject[start..].to_owned();
+        subjects.map_ok(key).try_collect().await.map_err(|error| self.unreadable(error))
     }
 
     async fn stream(&self) -> Result<jetstream::stream::Stream<()>> {

@@ -13,5 +13,5 @@ pub use bucket::{Bucket, Entry, Write};
 pub use connect::{ConnectError, MINIMUM_SERVER, connect, connect_to, connect_with, require_version};
 pub use identity::apply_guarded;
 pub use publish::{Ack, CasError, PublishError, publish};
-pub use request::request_within;
+pub use request::{request_within, round_trip};
 pub use streams::{ApplyError, Change, Declaration, Drift, apply, declarations, diff};

@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     panic::AssertUnwindSafe,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use async_nats::{
@@ -14,7 +14,7 @@ use async_nats::{
     service::{Request, Service, ServiceExt, endpoint::Endpoint},
 };
 use futures::{FutureExt, StreamExt};
-use tokio::{task::JoinSet, time::timeout};
+use tokio::task::JoinSet;
 use tracing::Instrument;
 
 use crate::{
@@ -24,6 +24,7 @@ use crate::{
     error::{Error, Result},
     gateway::{Hosted, Wired},
     instance::Report,
+    jetstream::round_trip,
     telemetry::Trace,
 };
 
@@ -72,20 +73,9 @@ pub async fn serve(
         }
         running.services.push(service);
     }
+    // Before the server knows our subscriptions, others would find nobody to answer.
     round_trip(client).await?;
     Ok(running)
-}
-
-/// Returns when the server has everything that we sent: before that, others would find nobody to answer. The library's
-/// flush only empties our own buffer.
-async fn round_trip(client: &Client) -> Result<(), async_nats::Error> {
-    let inbox = client.new_inbox();
-    let mut echo = client.subscribe(inbox.clone()).await?;
-    client.publish(inbox, Default::default()).await?;
-    match timeout(Duration::from_secs(2), echo.next()).await {
-        Ok(Some(_)) => Ok(()),
-        _ => Err("the server did not confirm our subscriptions".into()),
-    }
 }
 
 impl Services {

@@ -1,12 +1,12 @@
 //! Replies: the result alone, or an error as headers and body.
 
-use async_nats::{HeaderMap, PublishError, service::Request};
+use async_nats::{HeaderMap, PublishError, client::PublishErrorKind, service::Request};
 use bytes::Bytes;
 
 use crate::{
     api::Encoding,
     client::{CONTENT_TYPE, SERVICE_ERROR, SERVICE_ERROR_CODE},
-    error::{Body, Error},
+    error::{Body, Code, Error},
 };
 
 /// Whether a subject is where replies go. We may publish anywhere and a caller may not, so a reply to any subject that
@@ -17,6 +17,17 @@ pub fn is_inbox(subject: &str) -> bool {
 
 /// The client library's own error reply has no body, so this writes the headers itself.
 pub async fn send(request: &Request, encoding: Encoding, answer: Result<Bytes, Error>) -> Result<(), PublishError> {
+    match send_as_is(request, encoding, answer).await {
+        Err(error) if error.kind() == PublishErrorKind::MaxPayloadExceeded => {
+            let error =
+                Error::new(Code::PayloadTooLarge, "the answer is larger than this NATS server's messages may be");
+            send_as_is(request, encoding, Err(error)).await
+        }
+        sent => sent,
+    }
+}
+
+async fn send_as_is(request: &Request, encoding: Encoding, answer: Result<Bytes, Error>) -> Result<(), PublishError> {
     let mut headers = HeaderMap::new();
     let body = answer.unwrap_or_else(|error| {
         headers.insert(SERVICE_ERROR_CODE, error.code.status().to_string());

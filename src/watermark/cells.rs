@@ -29,8 +29,9 @@ use crate::{
     jetstream::{Bucket, CasError, Write},
 };
 
-/// Changes that share one write: one less than an atomic batch may have messages, for the counter itself.
-const GROUP: usize = 999;
+/// Changes that share one write. An atomic batch may have 1,000 messages: the counter, an answer to be remembered for each
+/// change, and new parts.
+const GROUP: usize = 900;
 
 /// Changes that may wait for one key before callers have to.
 const QUEUE: usize = 4096;
@@ -53,7 +54,14 @@ type Tasks<S> = Arc<Mutex<HashMap<String, mpsc::Sender<Box<dyn Change<S>>>>>>;
 #[derive(Debug)]
 pub struct Committed<A> {
     pub answer: A,
+    /// 0 if the answer was given before, and nothing has changed now.
     pub revision: u64,
+}
+
+impl<A> Committed<A> {
+    fn repeated(answer: A) -> Self {
+        Self { answer, revision: 0 }
+    }
 }
 
 /// What stands in the bucket.
@@ -78,8 +86,41 @@ pub struct Past<S> {
 }
 
 /// A state that changes under [`Cells`].
-pub trait State: Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static {}
-impl<S: Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static> State for S {}
+///
+/// What is large and rarely changes need not be written with every change: it can stand in parts beside the value, each
+/// under a name of its own and never written again. A part is stored together with the value that first needs it.
+pub trait State: Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static {
+    /// Reads the parts of a state that was just read, as far as an older state that we had does not have them.
+    fn complete(&mut self, _older: Option<&Self>, _parts: Parts<'_>) -> impl Future<Output = Result<()>> + Send {
+        std::future::ready(Ok(()))
+    }
+
+    /// The parts that the changes have added, by name. As many as there were changes that add some, and not a hundred more.
+    fn take_new_parts(&mut self) -> Vec<(String, Bytes)> {
+        Vec::new()
+    }
+}
+
+/// What stands beside a key's value.
+#[derive(Clone, Copy)]
+pub struct Parts<'a> {
+    bucket: &'a Bucket,
+    key: &'a str,
+}
+
+impl Parts<'_> {
+    /// A part that must be there.
+    pub async fn read(self, name: &str) -> Result<Bytes> {
+        let key = part(self.key, name);
+        let entry = self.bucket.read(&key).await.inspect_err(|_| storage_error("read"))?;
+        entry.map(|entry| entry.value).ok_or_else(|| Error::internal(format!("{key} is missing")))
+    }
+}
+
+/// Where a part of a key stands.
+fn part(key: &str, name: &str) -> String {
+    format!("{key}.{name}")
+}
 
 impl<S: State> Cells<S> {
     /// `instance` is the name that our changes are signed with.
@@ -113,17 +154,17 @@ impl<S: State> Cells<S> {
         request: RequestId,
         once: Once,
         apply: impl FnMut(&mut Option<S>) -> Result<A> + Send + 'static,
-    ) -> Result<A> {
+    ) -> Result<Committed<A>> {
         if let Some(answer) = once.find(&self.bucket).await? {
-            return Ok(answer);
+            return Ok(Committed::repeated(answer));
         }
         let (reply, answer) = oneshot::channel();
         let plain = Plain { request, apply, answer: None, reply };
         self.submit(key, Box::new(Recorded { plain, once })).await?;
-        answer.await.unwrap_or_else(|_| Err(stopped())).map(|committed| committed.answer)
+        answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 
-    /// Reads a key's state as the leader has it.
+    /// Reads a key's state as the leader has it, without its parts.
     pub async fn read(&self, key: &str) -> Result<Option<S>> {
         Ok(read(&self.bucket, key).await?.map(|(_, state, _)| state))
     }
@@ -178,6 +219,7 @@ impl<S: State> Cells<S> {
             key: key.to_owned(),
             deadline: self.deadline,
             known: None,
+            older: None,
         };
         tokio::spawn(cell.run(receiver, self.tasks.clone()));
         sender
@@ -199,6 +241,8 @@ struct Cell<S> {
     deadline: Duration,
     /// The state after our own last write or read, and its revision.
     known: Option<(Option<S>, u64)>,
+    /// What we knew before we had to read again. Its parts are still good.
+    older: Option<S>,
 }
 
 impl<S: State> Cell<S> {
@@ -207,17 +251,25 @@ impl<S: State> Cell<S> {
         loop {
             match timeout(IDLE, waiting.recv_many(&mut changes, GROUP)).await {
                 Ok(0) => return,
-                Ok(_) => self.commit(Group::new(std::mem::take(&mut changes))).await,
-                Err(_) => {
-                    // What was sent before the close is still received, and answered in the next rounds.
-                    waiting.close();
-                    let mut tasks = tasks.lock().expect("no panic while the tasks are held");
-                    // Unless somebody has put a new task in our place already.
-                    if tasks.get(&self.key).is_some_and(mpsc::Sender::is_closed) {
-                        tasks.remove(&self.key);
+                Ok(_) => {
+                    self.commit(Group::new(std::mem::take(&mut changes))).await;
+                    // Nobody's key needs no task: callers may ask for any number of names that don't exist.
+                    if !matches!(self.known, Some((Some(_), _))) {
+                        self.leave(&mut waiting, &tasks);
                     }
                 }
+                Err(_) => self.leave(&mut waiting, &tasks),
             }
+        }
+    }
+
+    /// Takes no more changes. What was sent before is still received, and answered in the next rounds.
+    fn leave(&self, waiting: &mut mpsc::Receiver<Box<dyn Change<S>>>, tasks: &Tasks<S>) {
+        waiting.close();
+        let mut tasks = tasks.lock().expect("no panic while the tasks are held");
+        // Unless somebody has put a new task in our place already.
+        if tasks.get(&self.key).is_some_and(mpsc::Sender::is_closed) {
+            tasks.remove(&self.key);
         }
     }
 
@@ -244,6 +296,7 @@ impl<S: State> Cell<S> {
             Some((state, revision)) => (state, revision, false),
             None => {
                 let (state, revision) = self.read_until(deadline).await?;
+                self.older = None;
                 (state, revision, true)
             }
         };
@@ -253,12 +306,19 @@ impl<S: State> Cell<S> {
             change.apply(&mut after);
             writes.extend(change.record()?);
         }
+        let parts = after.as_mut().map(S::take_new_parts).unwrap_or_default();
+        writes.extend(parts.into_iter().map(|(name, value)| {
+            let key = part(&self.key, &name);
+            Write { key, value, expected: 0, ttl: None }
+        }));
         if after == before && writes.is_empty() {
             if fresh {
                 self.known = Some((before, revision));
                 group.succeed_all(revision);
+            } else {
+                // What we knew may be old, and "nothing to change" untrue: read, and apply again.
+                self.older = before;
             }
-            // Else what we knew may be old, and "nothing to change" untrue: read, and apply again.
             return Ok(());
         }
         let Some(state) = &after else {
@@ -274,6 +334,7 @@ impl<S: State> Cell<S> {
             return Ok(());
         }
         metrics::counter!("tidemark_watermark_conflicts_total").increment(1);
+        self.older = before;
         if Instant::now() >= deadline {
             return Err(Error::unavailable("too many instances change this key at once; ask again"));
         }
@@ -287,10 +348,10 @@ impl<S: State> Cell<S> {
         Ok(())
     }
 
-    async fn read_until(&self, deadline: Instant) -> Result<(Option<S>, u64)> {
+    async fn read_until(&mut self, deadline: Instant) -> Result<(Option<S>, u64)> {
         loop {
-            match read(&self.bucket, &self.key).await {
-                Ok(Some((_, state, revision))) => return Ok((Some(state), revision)),
+            match read_whole(&self.bucket, &self.key, self.older.as_ref()).await {
+                Ok(Some((state, revision))) => return Ok((Some(state), revision)),
                 Ok(None) => return Ok((None, 0)),
                 // A broken counter does not mend by itself; a server that is away may come back.
                 Err(error) if error.code == Code::Unavailable && pause_before(deadline).await => {
@@ -352,6 +413,13 @@ async fn read<S: State>(bucket: &Bucket, key: &str) -> Result<Option<(String, S,
     let Some(entry) = entry else { return Ok(None) };
     let stored = decode::<S>(key, &entry.value)?;
     Ok(Some((stored.nonce, stored.state, entry.revision)))
+}
+
+/// A key's state with all its parts.
+async fn read_whole<S: State>(bucket: &Bucket, key: &str, older: Option<&S>) -> Result<Option<(S, u64)>> {
+    let Some((_, mut state, revision)) = read::<S>(bucket, key).await? else { return Ok(None) };
+    state.complete(older, Parts { bucket, key }).await?;
+    Ok(Some((state, revision)))
 }
 
 fn decode<S: DeserializeOwned>(key: &str, value: &[u8]) -> Result<Stored<S>> {
@@ -550,6 +618,6 @@ where
 
     fn repeat(self: Box<Self>, record: &[u8]) {
         let answer = self.once.read(record);
-        let _ = self.plain.reply.send(answer.map(|answer| Committed { answer, revision: 0 }));
+        let _ = self.plain.reply.send(answer.map(Committed::repeated));
     }
 }

@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::State;
 use crate::error::{Code, Error, Result};
 
 /// What one value of the bucket can hold: a lease has up to 200 bytes, and a message a megabyte.
@@ -20,6 +21,8 @@ pub struct Leases {
     /// Leases given so far. Every new one gets the next epoch, so no two have the same.
     epochs: u64,
 }
+
+impl State for Leases {}
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Lease {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::State;
 use crate::error::{Code, Error, Result};
 
 /// A mark: every number up to it is spent or reserved.
@@ -12,6 +13,8 @@ pub struct Mark {
     #[serde(default)]
     pub base: i64,
 }
+
+impl State for Mark {}
 
 impl Mark {
     pub fn at(base: i64) -> Self {

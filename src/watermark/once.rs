@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use crate::{
-    api::{IdempotencyKey, Info, Name},
+    api::{Call, IdempotencyKey, Info, Name, Operation},
     error::{Code, Error, Result},
     hex,
     jetstream::{Bucket, Write},
@@ -37,6 +37,12 @@ struct Record<A> {
 }
 
 impl Once {
+    /// What makes a call repeatable, if its caller named it.
+    pub fn of<O: Operation<Target = Name>>(call: &Call<O>, window: Duration) -> Result<Option<Self>> {
+        let Some(key) = &call.context.idempotency_key else { return Ok(None) };
+        Self::new(&O::INFO, &call.target, key, &call.request, window).map(Some)
+    }
+
     /// The same key for another operation, or for another target, is another request.
     pub fn new(
         operation: &Info,

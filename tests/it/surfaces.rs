@@ -22,9 +22,9 @@ async fn every_surface_speaks_its_own_dialect() {
     let stages = stranger.get("/stages/x").await;
     assert_eq!(stages.status, 404);
     assert!(stages.json()["error"].as_str().unwrap().contains("/stages/x"));
-    let pools = stranger.get("/pools/x").await;
+    let pools = stranger.get("/pools/x/y").await;
     assert_eq!((pools.status, &pools.headers["content-type"]), (404, &"text/plain; charset=utf-8".parse().unwrap()));
-    assert_eq!(pools.text, "there is nothing at GET /pools/x");
+    assert_eq!(pools.text, "there is nothing at GET /pools/x/y\n");
     let usage = caller.get("/api/uc/v1/x").await;
     assert_eq!((usage.status, usage.json()["code"].as_str()), (404, Some("not_found")));
     let native = stranger.get("/nothing").await;

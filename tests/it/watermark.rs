@@ -17,7 +17,7 @@ use tidemark::{
     api::{Info, Operation, ids::Increment},
     error::{Code, Error, Result},
     jetstream::{Bucket, CasError, Message, PublishError, Write, declarations, publish, publish_batch},
-    watermark::{Absent, Bounds, Cells, Mark, Once, RangeSettings, Ranges, Steps},
+    watermark::{Absent, Bounds, Cells, Mark, Once, RangeSettings, Ranges, State, Steps},
 };
 
 use crate::support::{Deployment, Proxy, eventually, name};
@@ -27,6 +27,8 @@ const INFO: &Info = &Increment::INFO;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Count(i64);
+
+impl State for Count {}
 
 /// A deployment with its buckets, and a second way to get at them.
 async fn bucket(url: &str) -> Bucket {
@@ -139,7 +141,10 @@ async fn idempotent_changes_of_strict_counters() {
     let repeated = (0..60).map(|caller| cells[caller % 2].change_once("k", None, once("same", "n=1", day), increment));
     let others = (0..60).map(|caller| cells[caller % 2].change("k", None, increment));
     let (repeated, others) = tokio::join!(join_all(repeated), join_all(others));
-    let repeated: BTreeSet<i64> = repeated.into_iter().map(|answer| answer.unwrap()).collect();
+    let repeated: Vec<_> = repeated.into_iter().map(|answer| answer.unwrap()).collect();
+    let first = repeated.iter().filter(|committed| committed.revision > 0).count();
+    assert_eq!(first, 1, "one is the first, and the others are told that they repeat");
+    let repeated: BTreeSet<i64> = repeated.into_iter().map(|committed| committed.answer).collect();
     assert_eq!(repeated.len(), 1, "{repeated:?}");
     let mut all: Vec<i64> = others.into_iter().map(|answer| answer.unwrap().answer).collect();
     all.extend(&repeated);
@@ -148,11 +153,11 @@ async fn idempotent_changes_of_strict_counters() {
 
     let other = cells[0].change_once("k", None, once("same", "n=2", day), increment).await.unwrap_err();
     assert_eq!(other.code, Code::Conflict);
-    let refused: Result<i64> =
+    let refused =
         cells[0].change_once("k", None, once("refused", "", day), |_| Err::<i64, _>(Error::invalid("no"))).await;
     assert_eq!(refused.unwrap_err().code, Code::InvalidRequest);
     assert_eq!(
-        cells[0].change_once("k", None, once("refused", "", day), increment).await.unwrap(),
+        cells[0].change_once("k", None, once("refused", "", day), increment).await.unwrap().answer,
         62,
         "a refusal is not kept"
     );
@@ -168,10 +173,10 @@ async fn idempotent_changes_of_strict_counters() {
 
     // After the window it is a new request.
     let short = || once("short", "", Duration::from_secs(1));
-    let first = cells[0].change_once("k", None, short(), increment).await.unwrap();
+    let first = cells[0].change_once("k", None, short(), increment).await.unwrap().answer;
     eventually("the record expires", async || short().find::<i64>(&bucket).await.unwrap().is_none().then_some(()))
         .await;
-    assert!(cells[0].change_once("k", None, short(), increment).await.unwrap() > first);
+    assert!(cells[0].change_once("k", None, short(), increment).await.unwrap().answer > first);
 }
 
 #[tokio::test]

@@ -6,11 +6,6 @@ use utoipa::ToSchema;
 
 use crate::api::Name;
 
-/// Nothing to say besides the target.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NoParameters {}
-
 /// Nothing to say but yes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Verified {}

@@ -11,13 +11,13 @@ pub use formatted::{
 };
 pub use given::{GivenRequest, GivenTo};
 pub use increment::{Ids, IncrementConfig, IncrementRequest, IncrementSettings, Mode};
-pub use keys::{ConfigPage, ConfigPageRequest, ConfigSummary, IdType, KeyToken, NoParameters, Verified};
+pub use keys::{ConfigPage, ConfigPageRequest, ConfigSummary, IdType, KeyToken, Verified};
 pub use snowflake::{
     LeaseRequest, ReleaseRequest, Released, RenewRequest, SnowflakeConfig, SnowflakeIds, SnowflakeLease,
     SnowflakeRequest, SnowflakeSettings,
 };
 
-use super::operation::operations;
+use super::{NoParameters, operation::operations};
 
 operations! {
     service "id" on Ids;

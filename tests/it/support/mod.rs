@@ -185,6 +185,27 @@ impl Http {
         self.send(Method::DELETE, path, None).await
     }
 
+    pub async fn put(&self, path: &str) -> Answer {
+        self.send(Method::PUT, path, None).await
+    }
+
+    /// Posts a form, as curl's `-d` does.
+    pub async fn form(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let urlencoded = self.clone().header("content-type", "application/x-www-form-urlencoded");
+        urlencoded.send(Method::POST, path, Some(form.into_bytes())).await
+    }
+
+    /// Posts a form, as curl's `-F` does.
+    pub async fn multipart(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let part = |(name, text): &(&str, &str)| {
+            format!("--XYZ\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{text}\r\n")
+        };
+        let form = fields.iter().map(part).collect::<String>() + "--XYZ--\r\n";
+        let multipart = self.clone().header("content-type", "multipart/form-data; boundary=XYZ");
+        multipart.send(Method::POST, path, Some(form.into_bytes())).await
+    }
+
     pub async fn try_get(&self, path: &str) -> reqwest::Result<reqwest::Response> {
         self.client.get(format!("{}{path}", self.url)).send().await
     }

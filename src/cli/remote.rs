@@ -1,0 +1,45 @@
+//! Commands that ask a running deployment, over NATS.
+
+use async_nats::{ConnectOptions, Event};
+use clap::Args;
+use tokio::sync::mpsc;
+
+use super::Failure;
+use crate::{client::Client, config::Config, jetstream};
+
+#[derive(Debug, Args)]
+pub struct Connection {
+    /// Where replies arrive. A tenant's user may only listen on _INBOX_<tenant>.
+    #[arg(long, global = true, env = "NATS_INBOX_PREFIX", default_value = "_INBOX")]
+    inbox_prefix: String,
+}
+
+pub struct Remote {
+    pub client: Client,
+    refused: mpsc::UnboundedReceiver<String>,
+}
+
+impl Remote {
+    pub async fn connect(config: &Config, connection: &Connection) -> Result<Self, Failure> {
+        let (refusals, refused) = mpsc::unbounded_channel();
+        let connect = ConnectOptions::new().event_callback(move |event| {
+            if let Event::ServerError(error) = event {
+                let _ = refusals.send(error.to_string());
+            }
+            std::future::ready(())
+        });
+        let nats = jetstream::connect_with(connect, &config.nats, "tidemark command", &connection.inbox_prefix).await?;
+        Ok(Self { client: Client::new(nats, config.nats.prefix.clone()), refused })
+    }
+
+    /// Waits for an answer. The server says no to a subject on the side, where the request itself would only time out.
+    pub async fn answer<T, E: Into<Failure>>(
+        &mut self,
+        asked: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            answer = asked => answer.map_err(Into::into),
+            Some(refusal) = self.refused.recv() => Err(Failure(format!("NATS refused: {refusal}"))),
+        }
+    }
+}

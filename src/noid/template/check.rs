@@ -1,0 +1,74 @@
+//! The alphabet, and the check character over an id.
+
+use super::CheckScope;
+
+/// Digits, and letters that make no words: no vowels, and no `l` or `y`.
+pub const ALPHABET: &[u8; RADIX] = b"0123456789bcdfghjkmnpqrstvwxz";
+
+pub const RADIX: usize = 29;
+
+const VALUES: [Option<u8>; 256] = {
+    let mut values = [None; 256];
+    let mut index = 0;
+    while index < RADIX {
+        values[ALPHABET[index] as usize] = Some(index as u8);
+        index += 1;
+    }
+    values
+};
+
+/// What a character stands for. None for those outside the alphabet.
+pub fn value(character: u8) -> Option<u8> {
+    VALUES[character as usize]
+}
+
+/// How ids of a template are checked: each character weighs its value times its place, and the sum is told modulo 29. What
+/// stands before the digits is weighed once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    pub scope: CheckScope,
+    sum: u64,
+    places: u64,
+}
+
+impl Check {
+    /// Over everything before the check character. Bytes outside the alphabet take a place and weigh nothing.
+    pub fn over(before: &str) -> Self {
+        let weigh = |sum, (index, byte): (usize, u8)| sum + u64::from(value(byte).unwrap_or(0)) * (index as u64 + 1);
+        Self { scope: CheckScope::Whole, sum: before.bytes().enumerate().fold(0, weigh), places: before.len() as u64 }
+    }
+
+    /// Over what follows the label of an ARK.
+    pub fn over_ark(before: &str) -> Option<Self> {
+        let (_, name) = before.split_once("ark:")?;
+        Some(Self { scope: CheckScope::Ark, ..Self::over(name.strip_prefix('/').unwrap_or(name)) })
+    }
+
+    pub fn begin(&self) -> Weighed {
+        Weighed { sum: self.sum, places: self.places }
+    }
+
+    /// The character for these digits.
+    pub fn character(&self, digits: &[u8]) -> u8 {
+        let mut weighed = self.begin();
+        digits.iter().for_each(|digit| weighed.add(*digit));
+        weighed.character()
+    }
+}
+
+/// A check under way.
+pub struct Weighed {
+    sum: u64,
+    places: u64,
+}
+
+impl Weighed {
+    pub fn add(&mut self, digit: u8) {
+        self.places += 1;
+        self.sum += u64::from(digit) * self.places;
+    }
+
+    pub fn character(self) -> u8 {
+        ALPHABET[self.sum as usize % RADIX]
+    }
+}
