@@ -56,13 +56,13 @@ pub trait Wired: Send + Sync {
     fn info(&self) -> &'static Info;
 
     /// `names` are the target's, as the subject has them.
-    fn answer<'a>(
-        &'a self,
+    fn answer(
+        &self,
         encoding: Encoding,
         names: Vec<Name>,
-        body: &'a [u8],
+        body: Bytes,
         context: Context,
-    ) -> BoxFuture<'a, Result<Bytes>>;
+    ) -> BoxFuture<'static, Result<Bytes>>;
 }
 
 struct WiredOperation<O, H> {
@@ -75,18 +75,24 @@ impl<O: Operation, H: Handle<O>> Wired for WiredOperation<O, H> {
         &O::INFO
     }
 
-    fn answer<'a>(
-        &'a self,
+    fn answer(
+        &self,
         encoding: Encoding,
         names: Vec<Name>,
-        body: &'a [u8],
+        body: Bytes,
         context: Context,
-    ) -> BoxFuture<'a, Result<Bytes>> {
-        Box::pin(async move {
-            let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a subject of another shape"))?;
-            let request = encoding.decode_request(body)?;
-            encoding.encode(&self.handler.handle(Call { target, request, context }).await?)
-        })
+    ) -> BoxFuture<'static, Result<Bytes>> {
+        let handler = self.handler.clone();
+        // Read before the future is made, so that it does not carry what was read.
+        let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a subject of another shape"));
+        let call = target.and_then(|target| {
+            let request = encoding.decode_request(&body)?;
+            Ok(Call { target, request, context })
+        });
+        match call {
+            Ok(call) => Box::pin(async move { encoding.encode(&handler.handle(call).await?) }),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
     }
 }
 

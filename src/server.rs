@@ -192,8 +192,10 @@ impl Server {
     async fn start(&self, background: CancellationToken) -> Result<Running, ServeError> {
         let nats = self.until("NATS", || jetstream::connect(&self.config.nats)).await?;
         jetstream::require_version(&nats)?;
-        self.app.health.connected(nats.clone());
-        let jetstream = jetstream_context(&nats);
+        // Requests and replies come by the thousand, and a write that others wait for should not queue among them.
+        let store = self.until("NATS", || jetstream::connect(&self.config.nats)).await?;
+        self.app.health.connected(nats.clone(), store.clone());
+        let jetstream = jetstream_context(&store);
         self.until("PostgreSQL", || database::migrate(&self.database)).await?;
         let declarations = jetstream::declarations(&self.config.nats.prefix, self.config.jetstream.replicas);
         let apply = || jetstream::apply_guarded(&self.database, &jetstream, &declarations, self.fresh);

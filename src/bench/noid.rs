@@ -1,6 +1,10 @@
 //! Noid pools.
 
-use std::time::{Duration, Instant};
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use futures::future::FutureExt;
 
@@ -22,6 +26,7 @@ pub const ROWS: &[(&str, Measure)] = &[
     ("noid mint, 1000 at once", |ground| a_thousand_at_once(ground).boxed_local()),
     ("noid, number to id", |_| number_to_id().boxed_local()),
     ("noid, id to number", |_| id_to_number().boxed_local()),
+    ("noid-tool valid", |_| noid_tool_valid().boxed_local()),
 ];
 
 /// The one that people use.
@@ -84,6 +89,35 @@ async fn id_to_number() -> Measured {
         assert!(std::hint::black_box(template.number(id.as_bytes())).is_some());
     })
     .await
+}
+
+/// Lines a second from a pipe through the tool that was built with us.
+async fn noid_tool_valid() -> Measured {
+    const LINES: u64 = 2_000_000;
+    let (template, _) = Template::parse(TEMPLATE).expect("a template");
+    let mut lines = Vec::new();
+    for number in 0..LINES {
+        template.write_id(number * 3_500, &mut lines);
+        lines.push(b'\n');
+    }
+    let tool = std::env::current_exe().expect("we are a file").with_file_name("noid-tool");
+    let spread = rounds(async || {
+        let began = Instant::now();
+        let mut child = Command::new(&tool)
+            .args(["valid", TEMPLATE])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("noid-tool stands beside tidemark");
+        let mut input = child.stdin.take().expect("a pipe");
+        input.write_all(&lines).expect("it reads");
+        drop(input);
+        assert!(child.wait().expect("it ends").success());
+        LINES as f64 / began.elapsed().as_secs_f64()
+    })
+    .await;
+    let detail = format!("lines a second (middle half {:.0} to {:.0})", spread.low, spread.high);
+    Measured { goal: 5e6, figure: spread.middle, unit: Unit::PerSecond, detail }
 }
 
 /// How often a second on one core.

@@ -29,7 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What the process knows of its servers.
 pub struct Health {
     database: PgPool,
-    nats: OnceLock<async_nats::Client>,
+    /// The connections for requests and for the stores.
+    nats: OnceLock<[async_nats::Client; 2]>,
     /// Why the start is not over yet.
     waiting_for: Mutex<Option<String>>,
     draining: AtomicBool,
@@ -45,8 +46,8 @@ impl Health {
         }
     }
 
-    pub fn connected(&self, nats: async_nats::Client) {
-        self.nats.set(nats).ok();
+    pub fn connected(&self, requests: async_nats::Client, stores: async_nats::Client) {
+        self.nats.set([requests, stores]).ok();
     }
 
     /// What the start waits for; none when it is over.
@@ -59,11 +60,11 @@ impl Health {
     }
 
     async fn nats(&self) -> Result<(), String> {
-        let Some(client) = self.nats.get() else { return Err("not connected yet".into()) };
-        if client.connection_state() != ConnectionState::Connected {
+        let Some(clients @ [_, stores]) = self.nats.get() else { return Err("not connected yet".into()) };
+        if clients.iter().any(|client| client.connection_state() != ConnectionState::Connected) {
             return Err("the connection is lost; reconnecting".into());
         }
-        let jetstream = async_nats::jetstream::new(client.clone());
+        let jetstream = async_nats::jetstream::new(stores.clone());
         match timeout(PATIENCE, jetstream.query_account()).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(format!("JetStream does not answer: {error}")),

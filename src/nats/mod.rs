@@ -4,8 +4,10 @@ mod reply;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    panic::AssertUnwindSafe,
+    future::ready,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    task::Poll,
     time::Instant,
 };
 
@@ -13,7 +15,7 @@ use async_nats::{
     Client,
     service::{Request, Service, ServiceExt, endpoint::Endpoint},
 };
-use futures::{FutureExt, StreamExt};
+use futures::{FutureExt, StreamExt, future::BoxFuture, poll, stream::FuturesUnordered};
 use tokio::task::JoinSet;
 use tracing::Instrument;
 
@@ -98,49 +100,105 @@ fn metadata(info: &crate::api::Info) -> HashMap<String, String> {
     ])
 }
 
-async fn answer_all(endpoint: Endpoint, operation: Arc<dyn Wired>, prefix: Name, concurrency: usize) {
+/// Answers the requests of one endpoint, many at once. Only the answers are computed side by side, and what waits is small:
+/// there may be a thousand of them. Replies are sent one after the other, which is no more than putting them into a buffer.
+async fn answer_all(mut endpoint: Endpoint, operation: Arc<dyn Wired>, prefix: Name, concurrency: usize) {
     let name = operation.info().name();
     let leading = operation.info().pattern(&prefix).split('.').filter(|token| *token != "*").count();
-    let requests = metrics::counter!("tidemark_nats_requests_total", "operation" => name.clone());
-    let errors = metrics::counter!("tidemark_nats_errors_total", "operation" => name.clone());
-    let latency = metrics::histogram!("tidemark_nats_request_seconds", "operation" => name.clone());
-    endpoint
-        .for_each_concurrent(concurrency, async |request| {
-            let began = Instant::now();
-            requests.increment(1);
-            let Some(to) = request.message.reply.as_deref() else { return };
-            if !reply::is_inbox(to) {
-                tracing::warn!(operation = name, reply = to, "a request whose reply is no inbox is not answered");
-                return;
-            }
-            let encoding = Encoding::of(header(&request, CONTENT_TYPE));
-            // A panic is a defect, but not a reason to leave every later caller without an answer.
-            let answer = AssertUnwindSafe(answer(&*operation, encoding, leading, &request)).catch_unwind().await;
-            let answer = answer.unwrap_or_else(|_| Err(Error::internal("the handler panicked")));
-            if let Err(error) = &answer {
-                errors.increment(1);
-                error.log(&name);
-            }
-            if let Err(error) = reply::send(&request, encoding, answer).await {
-                tracing::warn!(operation = name, %error, "a reply was not sent");
-            }
-            latency.record(began.elapsed().as_secs_f64());
-        })
-        .await;
+    let meters = Meters::new(&name);
+    let mut under_way = FuturesUnordered::new();
+    let mut open = true;
+    while open || !under_way.is_empty() {
+        tokio::select! {
+            biased;
+            Some(answered) = under_way.next() => reply(answered, &name, &meters).await,
+            request = endpoint.next(), if open && under_way.len() < concurrency => match request {
+                Some(request) if reply::is_wanted(&request, &name) => {
+                    meters.requests.increment(1);
+                    let mut answer = answer(&*operation, leading, request);
+                    // Many answers are at hand at once, and need not wait among the others.
+                    match poll!(&mut answer) {
+                        Poll::Ready(answered) => reply(answered, &name, &meters).await,
+                        Poll::Pending => under_way.push(answer),
+                    }
+                }
+                Some(_) => meters.requests.increment(1),
+                None => open = false,
+            },
+        }
+    }
 }
 
-async fn answer(operation: &dyn Wired, encoding: Encoding, leading: usize, request: &Request) -> Result<bytes::Bytes> {
+/// What is measured of an operation.
+struct Meters {
+    requests: metrics::Counter,
+    errors: metrics::Counter,
+    latency: metrics::Histogram,
+}
+
+impl Meters {
+    fn new(operation: &str) -> Self {
+        let operation = operation.to_owned();
+        Self {
+            requests: metrics::counter!("tidemark_nats_requests_total", "operation" => operation.clone()),
+            errors: metrics::counter!("tidemark_nats_errors_total", "operation" => operation.clone()),
+            latency: metrics::histogram!("tidemark_nats_request_seconds", "operation" => operation),
+        }
+    }
+}
+
+/// A request and what it is answered with.
+struct Answered {
+    request: Request,
+    began: Instant,
+    encoding: Encoding,
+    answer: Result<bytes::Bytes>,
+}
+
+/// The answer to come. Not async itself, so that only what is needed for the reply waits with it.
+fn answer(operation: &dyn Wired, leading: usize, request: Request) -> impl Future<Output = Answered> + Unpin + use<> {
+    let began = Instant::now();
+    let encoding = Encoding::of(header(&request, CONTENT_TYPE));
+    // A panic is a defect, but not a reason to leave every later caller without an answer.
+    let panicked = |_| Error::internal("the handler panicked");
+    let begun = catch_unwind(AssertUnwindSafe(|| begin(operation, encoding, leading, &request)));
+    let answer = begun.map_err(panicked).flatten().unwrap_or_else(|error| ready(Err(error)).boxed());
+    AssertUnwindSafe(answer).catch_unwind().map(move |answer| {
+        let answer = answer.map_err(panicked).flatten();
+        Answered { request, began, encoding, answer }
+    })
+}
+
+fn begin(
+    operation: &dyn Wired,
+    encoding: Encoding,
+    leading: usize,
+    request: &Request,
+) -> Result<BoxFuture<'static, Result<bytes::Bytes>>> {
     let names = request.message.subject.split('.').skip(leading).map(str::parse).collect::<Result<Vec<Name>>>()?;
     let context = Context {
         idempotency_key: header(request, IdempotencyKey::HEADER).map(str::parse).transpose()?,
         trace: Trace::from_header(header(request, Trace::HEADER)),
         named: Context::name(header(request, Context::NAME_HEADER)),
     };
-    let span = match context.trace.id() {
-        Some(trace_id) => tracing::info_span!("nats", trace_id),
-        None => tracing::Span::none(),
-    };
-    operation.answer(encoding, names, &request.message.payload, context).instrument(span).await
+    let span = context.trace.id().map(|trace_id| tracing::info_span!("nats", trace_id));
+    let answer = operation.answer(encoding, names, request.message.payload.clone(), context);
+    Ok(match span {
+        Some(span) => answer.instrument(span).boxed(),
+        None => answer,
+    })
+}
+
+async fn reply(answered: Answered, name: &str, meters: &Meters) {
+    let Answered { request, began, encoding, answer } = answered;
+    if let Err(error) = &answer {
+        meters.errors.increment(1);
+        error.log(name);
+    }
+    if let Err(error) = reply::send(&request, encoding, answer).await {
+        tracing::warn!(operation = name, %error, "a reply was not sent");
+    }
+    meters.latency.record(began.elapsed().as_secs_f64());
 }
 
 /// Whatever the case: HTTP has taught people that it does not matter.

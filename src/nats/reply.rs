@@ -9,10 +9,17 @@ use crate::{
     error::{Body, Code, Error},
 };
 
-/// Whether a subject is where replies go. We may publish anywhere and a caller may not, so a reply to any subject that
+/// Whether there is an inbox to reply to. We may publish anywhere and a caller may not, so a reply to any subject that
 /// he names would lend him our rights: a counter could be overwritten with an answer.
-pub fn is_inbox(subject: &str) -> bool {
-    subject.starts_with('_')
+pub fn is_wanted(request: &Request, operation: &str) -> bool {
+    match request.message.reply.as_deref() {
+        Some(reply) if reply.starts_with('_') => true,
+        Some(reply) => {
+            tracing::warn!(operation, reply, "a request whose reply is no inbox is not answered");
+            false
+        }
+        None => false,
+    }
 }
 
 /// The client library's own error reply has no body, so this writes the headers itself.

@@ -25,28 +25,46 @@ struct Minted {
 impl Handle<MintNoids> for Pools {
     async fn handle(&self, mut call: Call<MintNoids>) -> Result<Vec<String>> {
         let count = count(&mut call.request)?;
-        let now = self.clock.now();
-        let mint = move |state: &mut Option<Pool>| {
-            let pool = existing(state)?;
-            let numbers = pool.mint(count, now);
-            Ok(Minted { ids: ids(pool, &numbers), left: pool.remaining(), has_news: pool.has_news() })
-        };
-        let (name, request) = (&call.target, call.context.request_id());
-        let minted = match Once::of(&call, self.idempotency_window)? {
-            None => self.cells.change(&key(name), request, mint).await?,
-            Some(once) => match Box::pin(self.cells.change_once(&key(name), request, once, or_nothing(mint))).await {
+        let minted = match call.context.idempotency_key {
+            None => {
+                let request = call.context.request_id();
+                self.cells.change(&key(&call.target), request, self.minting(count)).await?
+            }
+            // Boxed because it is rarer and larger.
+            Some(_) => match Box::pin(self.mint_once(&call, count)).await {
                 Err(error) if error.code == Code::Exhausted => return Ok(Vec::new()),
                 minted => minted?,
             },
         };
         let Committed { answer: Minted { ids, left, has_news }, revision } = minted;
         if revision > 0 {
-            self.meters.of(name).minted(ids.len(), left);
+            self.meters.of(&call.target).minted(ids.len(), left);
         }
         if has_news {
-            self.announcer.announce(name);
+            self.announcer.announce(&call.target);
         }
         Ok(ids)
+    }
+}
+
+impl Pools {
+    /// The change of a pool that mints.
+    fn minting(&self, count: usize) -> impl FnMut(&mut Option<Pool>) -> Result<Minted> + Send + 'static {
+        let now = self.clock.now();
+        move |state| {
+            let pool = existing(state)?;
+            let numbers = pool.mint(count, now);
+            Ok(Minted { ids: ids(pool, &numbers), left: pool.remaining(), has_news: pool.has_news() })
+        }
+    }
+
+    async fn mint_once(&self, call: &Call<MintNoids>, count: usize) -> Result<Committed<Minted>> {
+        let request = call.context.request_id();
+        let mint = or_nothing(self.minting(count));
+        match Once::of(call, self.idempotency_window)? {
+            Some(once) => self.cells.change_once(&key(&call.target), request, once, mint).await,
+            None => self.cells.change(&key(&call.target), request, mint).await,
+        }
     }
 }
 

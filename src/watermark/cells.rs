@@ -19,7 +19,13 @@ use chrono::{DateTime, Utc};
 use futures::future::join_all;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{
+        mpsc::{
+            self,
+            error::{SendError, TrySendError},
+        },
+        oneshot,
+    },
     time::{Instant, timeout},
 };
 
@@ -143,7 +149,7 @@ impl<S: State> Cells<S> {
         apply: impl FnMut(&mut Option<S>) -> Result<A> + Send + 'static,
     ) -> Result<Committed<A>> {
         let (reply, answer) = oneshot::channel();
-        self.submit(key, Box::new(Plain { request, apply, answer: None, reply })).await?;
+        self.submit(key, Box::new(Plain { request, apply, answer: None, reply })).await;
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 
@@ -160,7 +166,7 @@ impl<S: State> Cells<S> {
         }
         let (reply, answer) = oneshot::channel();
         let plain = Plain { request, apply, answer: None, reply };
-        self.submit(key, Box::new(Recorded { plain, once })).await?;
+        self.submit(key, Box::new(Recorded { plain, once })).await;
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 
@@ -195,13 +201,18 @@ impl<S: State> Cells<S> {
         Ok(encode(state, self.instance.clone(), None)?.1)
     }
 
-    async fn submit(&self, key: &str, mut change: Box<dyn Change<S>>) -> Result<()> {
+    async fn submit(&self, key: &str, mut change: Box<dyn Change<S>>) {
         loop {
             let task = self.task(key);
-            match task.send(change).await {
-                Ok(()) => return Ok(()),
+            change = match task.try_send(change) {
+                Ok(()) => return,
                 // The task ended for want of work between our look and our call.
-                Err(mpsc::error::SendError(back)) => change = back,
+                Err(TrySendError::Closed(back)) => back,
+                // Boxed because it is rare, and every caller's state would have to hold it.
+                Err(TrySendError::Full(back)) => match Box::pin(task.send(back)).await {
+                    Ok(()) => return,
+                    Err(SendError(back)) => back,
+                },
             }
         }
     }
