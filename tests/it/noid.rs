@@ -1,5 +1,7 @@
 //! Noid pools over both transports: what callers see.
 
+use std::time::Duration;
+
 use async_nats::jetstream;
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -10,6 +12,8 @@ use tidemark::{
     },
     error::Code,
 };
+
+use tokio::time::timeout;
 
 use crate::support::{API_KEY, Deployment, Http, eventually, name};
 
@@ -251,6 +255,10 @@ async fn ids_are_validated_strictly_or_as_people_write_them() {
     server.stop().await;
 }
 
+async fn next(events: &mut async_nats::Subscriber) -> async_nats::Message {
+    timeout(Duration::from_secs(30), events.next()).await.expect("an event comes").unwrap()
+}
+
 #[tokio::test]
 async fn a_pool_that_runs_low_is_announced_once_and_again_when_it_ends() {
     let deployment = Deployment::new().await;
@@ -261,7 +269,7 @@ async fn a_pool_that_runs_low_is_announced_once_and_again_when_it_ends() {
     assert_eq!(made.json()["LowWater"], 10);
     mint(&http, "p", 89).await;
     mint(&http, "p", 2).await;
-    let low = events.next().await.unwrap();
+    let low = next(&mut events).await;
     assert_eq!(low.subject.as_str(), "tm.event.noid.low.p");
     let news: Value = serde_json::from_slice(&low.payload).unwrap();
     assert_eq!((&news["pool"], &news["level"], &news["remaining"]), (&json!("p"), &json!("low"), &json!(9)));
@@ -274,13 +282,13 @@ async fn a_pool_that_runs_low_is_announced_once_and_again_when_it_ends() {
     .await;
     mint(&http, "p", 1).await;
     mint(&http, "p", 1000).await;
-    let end = events.next().await.unwrap();
+    let end = next(&mut events).await;
     assert_eq!(end.subject.as_str(), "tm.event.noid.exhausted.p", "and nothing between");
 
     // A threshold can be set later, and tells at once.
     create(&http, "q", ".sd").await;
     assert_eq!(http.put("/pools/q/low_water?low_water=10").await.json()["LowWater"], 10);
-    assert_eq!(events.next().await.unwrap().subject.as_str(), "tm.event.noid.low.q");
+    assert_eq!(next(&mut events).await.subject.as_str(), "tm.event.noid.low.q");
     assert_eq!(http.put("/pools/q/low_water").await.json().get("LowWater"), None);
     server.stop().await;
 }
@@ -301,7 +309,7 @@ async fn what_a_killed_process_could_not_tell_is_told_by_the_next() {
     store.put("noid.p", untold.to_string().into()).await.unwrap();
     let mut events = deployment.nats().await.subscribe("tm.event.noid.>").await.unwrap();
     let server = deployment.serve().await;
-    assert_eq!(events.next().await.unwrap().subject.as_str(), "tm.event.noid.exhausted.p");
+    assert_eq!(next(&mut events).await.subject.as_str(), "tm.event.noid.exhausted.p");
     server.stop().await;
 }
 
