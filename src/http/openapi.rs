@@ -19,9 +19,15 @@ pub fn document() -> Value {
 
     impl Document {
         fn schema<T: ToSchema>(&mut self) -> Value {
-            let mut schemas = vec![(T::name().into_owned(), T::schema())];
+            let schema = json!(T::schema());
+            let mut schemas = Vec::new();
             T::schemas(&mut schemas);
             self.schemas.extend(schemas.into_iter().map(|(name, schema)| (name, json!(schema))));
+            // A list has no name of its own.
+            if schema["type"] == "array" {
+                return schema;
+            }
+            self.schemas.insert(T::name().into_owned(), schema);
             json!({ "$ref": format!("#/components/schemas/{}", T::name()) })
         }
     }
@@ -67,8 +73,11 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
         "description": description(info),
         "x-nats-subject": info.pattern(&"tm".parse().expect("a valid name")),
         "responses": {
-            info.success.to_string(): answer("Success", enveloped(info.surface, response)),
-            "default": answer("Error", failure(info.surface)),
+            info.success.to_string(): answer("Success", "application/json", enveloped(info.surface, response)),
+            "default": match info.surface {
+                Surface::Pools => answer("Error", "text/plain", failure(info.surface)),
+                _ => answer("Error", "application/json", failure(info.surface)),
+            },
         },
     });
     if !info.surface.open_by_default() {
@@ -112,7 +121,9 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
             let names: Map<_, _> = targets.iter().map(|name| (name.to_string(), name_schema.clone())).collect();
             json!({ "allOf": [{ "type": "object", "properties": names, "required": targets }, request] })
         };
-        operation["requestBody"] = json!({ "content": { "application/json": { "schema": schema } } });
+        let content: Map<_, _> =
+            content_types(info.surface).iter().map(|kind| (kind.to_string(), json!({ "schema": schema }))).collect();
+        operation["requestBody"] = json!({ "content": content });
     }
     operation
 }
@@ -133,8 +144,16 @@ fn description(info: &Info) -> String {
     format!("{}\n\n{scope}", info.about.trim())
 }
 
-fn answer(description: &str, schema: Value) -> Value {
-    json!({ "description": description, "content": { "application/json": { "schema": schema } } })
+fn answer(description: &str, content_type: &str, schema: Value) -> Value {
+    json!({ "description": description, "content": { content_type: { "schema": schema } } })
+}
+
+/// How the body of a request may be written, as callers of each surface know it.
+fn content_types(surface: Surface) -> &'static [&'static str] {
+    match surface {
+        Surface::Pools => &["application/x-www-form-urlencoded", "multipart/form-data", "application/json"],
+        _ => &["application/json"],
+    }
 }
 
 fn enveloped(surface: Surface, data: &Value) -> Value {

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,15 +14,15 @@ use serde_json::{Value, json};
 
 use crate::support::{Deployment, tidemark};
 
+/// Starts it with pipes at all ends.
+fn spawn(arguments: &[&str]) -> Child {
+    let mut tool = Command::new(env!("CARGO_BIN_EXE_noid-tool"));
+    tool.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
 /// Runs it on this input: exit code, stdout, stderr.
 fn noid_tool(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_noid-tool"))
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn(arguments);
     // It may have enough before we are done, and closes the pipe.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let output = child.wait_with_output().unwrap();
@@ -77,24 +77,14 @@ fn bad_templates_and_bad_use_are_told_and_end_with_an_error() {
 
 #[test]
 fn bytes_that_are_no_text_are_no_ids_and_come_back_as_they_were() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_noid-tool"))
-        .args(["valid", ".sd"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn(&["valid", ".sd"]);
     child.stdin.take().unwrap().write_all(b"\xff\xfe\n5\n").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"-1\t\xff\xfe\n5\t5\n");
 }
 
 #[test]
 fn an_answer_comes_before_the_next_question() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_noid-tool"))
-        .args(["valid", ".sd"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn(&["valid", ".sd"]);
     let (mut questions, mut answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     for _ in 0..3 {
         questions.write_all(b"7\n").unwrap();
@@ -108,13 +98,7 @@ fn an_answer_comes_before_the_next_question() {
 
 #[test]
 fn a_reader_who_has_seen_enough_is_no_error() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_noid-tool"))
-        .args(["valid", ".sd"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn(&["valid", ".sd"]);
     drop(child.stdout.take());
     let _ = child.stdin.take().unwrap().write_all("7\n".repeat(200_000).as_bytes());
     let output = child.wait_with_output().unwrap();

@@ -80,6 +80,11 @@ async fn the_documents_and_the_metrics_are_served() {
     assert_eq!(increment["get"]["parameters"][0]["name"], "key");
     assert_eq!(increment["post"]["operationId"], "id.increment.post");
     assert!(openapi["components"]["schemas"]["IncrementRequest"]["properties"]["size"].is_object());
+    let mint = &openapi["paths"]["/pools/{pool}/mint"]["post"];
+    let ids = &mint["responses"]["200"]["content"]["application/json"]["schema"];
+    assert_eq!((&ids["type"], &ids["items"]["type"]), (&json!("array"), &json!("string")));
+    assert!(mint["requestBody"]["content"]["multipart/form-data"].is_object());
+    assert!(mint["responses"]["default"]["content"]["text/plain"].is_object());
     let docs = http.get("/docs").await;
     assert!(
         docs.text.contains("openapi.json") && !docs.text.contains("https://"),
