@@ -37,6 +37,7 @@ pub mod instance;
 pub mod jetstream;
 pub mod nats;
 pub mod noid;
+mod per_name;
 pub mod registry;
 pub mod roles;
 pub mod server;

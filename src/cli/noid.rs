@@ -233,12 +233,10 @@ async fn export(client: &Client, pool: &Name) -> Result<PoolState, Failure> {
 
 /// The pool opens only when everything is excluded that must be.
 async fn restore(client: &Client, pool: &Name, file: Option<&Path>) -> Result<Pool, Failure> {
-    let mut text = Vec::new();
-    let mut lines = open(file)?;
-    while let Some(line) = lines.next()? {
-        text.extend_from_slice(line);
-        text.push(b'\n');
-    }
+    let text = match file {
+        Some(path) => std::fs::read(path).map_err(|error| unreadable(path, &error))?,
+        None => std::io::read_to_string(std::io::stdin())?.into_bytes(),
+    };
     let mut state: PoolState = serde_json::from_slice(&text)?;
     let excluded = std::mem::take(&mut state.excluded);
     let opens = !std::mem::replace(&mut state.closed, true);
@@ -259,11 +257,13 @@ fn template(pool: &Pool) -> Result<Template, Failure> {
 
 fn open(file: Option<&Path>) -> Result<Lines, Failure> {
     match file {
-        Some(path) => {
-            Lines::of_file(path, Beside::Nothing).map_err(|error| Failure(format!("{}: {error}", path.display())))
-        }
+        Some(path) => Lines::of_file(path, Beside::Nothing).map_err(|error| unreadable(path, &error)),
         None => Ok(Lines::of_stdin(Beside::Nothing)),
     }
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
+    Failure(format!("{}: {error}", path.display()))
 }
 
 fn show_ids(ids: &[String], json: bool) -> Result<(), Failure> {

@@ -74,10 +74,7 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
         "x-nats-subject": info.pattern(&"tm".parse().expect("a valid name")),
         "responses": {
             info.success.to_string(): answer("Success", "application/json", enveloped(info.surface, response)),
-            "default": match info.surface {
-                Surface::Pools => answer("Error", "text/plain", failure(info.surface)),
-                _ => answer("Error", "application/json", failure(info.surface)),
-            },
+            "default": answer("Error", failure_type(info.surface), failure(info.surface)),
         },
     });
     if !info.surface.open_by_default() {
@@ -146,6 +143,10 @@ fn description(info: &Info) -> String {
 
 fn answer(description: &str, content_type: &str, schema: Value) -> Value {
     json!({ "description": description, "content": { content_type: { "schema": schema } } })
+}
+
+fn failure_type(surface: Surface) -> &'static str {
+    if surface == Surface::Pools { "text/plain" } else { "application/json" }
 }
 
 /// How the body of a request may be written, as callers of each surface know it.

@@ -1,14 +1,13 @@
 //! What is measured of a key, under the names that IDBuilder's dashboards know. The handles are found once per key.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, RwLock},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use metrics::{Counter, Gauge, Histogram};
 
-use crate::api::{Name, ids::IdType};
+use crate::{
+    api::{Name, ids::IdType},
+    per_name::PerName,
+};
 
 /// How far a counter has come.
 pub struct Gauges {
@@ -37,25 +36,19 @@ impl Gauges {
 
 /// The requests for ids, by key. Ask it for keys that exist only: a label must not have a value per caller's whim.
 #[derive(Default)]
-pub struct Requests(RwLock<HashMap<Name, Arc<(Counter, Histogram)>>>);
+pub struct Requests(PerName<(Counter, Histogram)>);
 
 impl Requests {
     /// Counts a request, and times it until the answer goes, however it ends.
     pub fn measure(&self, key: &Name, id_type: IdType) -> Measured {
-        let meters = self.of(key, id_type);
+        let make = || {
+            let labels = [("key", key.to_string()), ("id_type", id_type.as_str().to_owned())];
+            let requests = metrics::counter!("idbuilder_requests_total", &labels);
+            (requests, metrics::histogram!("idbuilder_request_duration_seconds", &labels))
+        };
+        let meters = self.0.get(key, make);
         meters.0.increment(1);
         Measured { meters, began: Instant::now() }
-    }
-
-    fn of(&self, key: &Name, id_type: IdType) -> Arc<(Counter, Histogram)> {
-        if let Some(known) = self.0.read().expect("no panic while meters are held").get(key) {
-            return known.clone();
-        }
-        let labels = [("key", key.to_string()), ("id_type", id_type.as_str().to_owned())];
-        let requests = metrics::counter!("idbuilder_requests_total", &labels);
-        let durations = metrics::histogram!("idbuilder_request_duration_seconds", &labels);
-        let mut all = self.0.write().expect("no panic while meters are held");
-        all.entry(key.clone()).or_insert_with(|| Arc::new((requests, durations))).clone()
     }
 }
 

@@ -1,10 +1,10 @@
 //! The counters that this process has in use.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     fmt,
     sync::{
-        Arc, Mutex, RwLock,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -13,6 +13,7 @@ use super::{formatted::Scope, guard::Guards, meters::Gauges};
 use crate::{
     api::{Name, ids::Mode},
     error::Result,
+    per_name::PerName,
     watermark::{Absent, AtHand, Bounds, Cells, Mark, Once, RangeSettings, Ranges, RequestId, Requester, Steps},
 };
 
@@ -70,7 +71,7 @@ pub struct Sequences {
     cells: Cells<Mark>,
     guards: Guards,
     settings: RangeSettings,
-    in_use: RwLock<HashMap<Name, Arc<InUse>>>,
+    in_use: PerName<InUse>,
 }
 
 /// A key in use.
@@ -92,7 +93,7 @@ struct Open {
 
 impl Sequences {
     pub fn new(cells: Cells<Mark>, guards: Guards, settings: RangeSettings) -> Self {
-        Self { cells, guards, settings, in_use: RwLock::default() }
+        Self { cells, guards, settings, in_use: PerName::default() }
     }
 
     pub fn cells(&self) -> &Cells<Mark> {
@@ -159,7 +160,7 @@ impl Sequences {
 
     /// What can be given without a reservation.
     pub fn at_hand(&self) -> Vec<AtHand> {
-        let of = |(key, in_use): (&Name, &Arc<InUse>)| {
+        let of = |(key, in_use): &(Name, Arc<InUse>)| {
             let name = |scope: Scope| match scope {
                 Scope::Whole => key.to_string(),
                 scope => format!("{key} {scope}"),
@@ -167,25 +168,18 @@ impl Sequences {
             let at_hand = |open: &Open| AtHand { counter: name(open.scope), numbers: open.ranges.at_hand() };
             in_use.lock().iter().map(at_hand).collect::<Vec<_>>()
         };
-        let in_use = self.in_use.read().expect("no panic while counters are held");
-        in_use.iter().flat_map(of).filter(|at_hand| at_hand.numbers > 0).collect()
+        self.in_use.all().iter().flat_map(of).filter(|at_hand| at_hand.numbers > 0).collect()
     }
 
     /// Gives back what was reserved and not used. Call it when no request is under way any more.
     pub async fn stop(&self) {
-        let in_use: Vec<_> = self.in_use.write().expect("no panic while counters are held").drain().collect();
-        let open: Vec<Open> =
-            in_use.iter().flat_map(|(_, in_use)| in_use.lock().drain(..).collect::<Vec<_>>()).collect();
+        let in_use = self.in_use.take_all();
+        let open: Vec<Open> = in_use.iter().flat_map(|in_use| in_use.lock().drain(..).collect::<Vec<_>>()).collect();
         futures::future::join_all(open.iter().map(|open| open.ranges.stop())).await;
     }
 
     fn in_use(&self, counter: CounterName<'_>) -> Arc<InUse> {
-        if let Some(known) = self.in_use.read().expect("no panic while counters are held").get(counter.key()) {
-            return known.clone();
-        }
-        let make = || Arc::new(InUse { gauges: Gauges::new(counter.key()), open: Mutex::default() });
-        let mut in_use = self.in_use.write().expect("no panic while counters are held");
-        in_use.entry(counter.key().clone()).or_insert_with(make).clone()
+        self.in_use.get(counter.key(), || InUse { gauges: Gauges::new(counter.key()), open: Mutex::default() })
     }
 
     /// The counter, ready for use. Its first use by this process is announced to the key's guard.

@@ -113,8 +113,11 @@ async fn answer_all(mut endpoint: Endpoint, operation: Arc<dyn Wired>, prefix: N
             biased;
             Some(answered) = under_way.next() => reply(answered, &name, &meters).await,
             request = endpoint.next(), if open && under_way.len() < concurrency => match request {
-                Some(request) if reply::is_wanted(&request, &name) => {
+                Some(request) => {
                     meters.requests.increment(1);
+                    if !reply::is_wanted(&request, &name) {
+                        continue;
+                    }
                     let mut answer = answer(&*operation, leading, request);
                     // Many answers are at hand at once, and need not wait among the others.
                     match poll!(&mut answer) {
@@ -122,7 +125,6 @@ async fn answer_all(mut endpoint: Endpoint, operation: Arc<dyn Wired>, prefix: N
                         Poll::Pending => under_way.push(answer),
                     }
                 }
-                Some(_) => meters.requests.increment(1),
                 None => open = false,
             },
         }

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::{
     existing, key,
     pool::{Level, Pool},
+    read,
 };
 use crate::{api::Name, error::Result, events::Events, watermark::Cells};
 
@@ -65,7 +66,11 @@ impl Announcer {
     }
 
     async fn tell(&self, name: &Name) -> Result<()> {
-        while let Some(pool) = self.cells.read(&key(name)).await?.filter(Pool::has_news) {
+        loop {
+            let pool = read(&self.cells, name).await?;
+            if !pool.has_news() {
+                return Ok(());
+            }
             let (level, low_water) = (pool.level(), pool.low_water);
             let news = News { pool: name, level, remaining: pool.remaining(), low_water, template: pool.written() };
             self.events.publish("noid", level.as_str(), name, &news).await?;
@@ -79,7 +84,6 @@ impl Announcer {
             };
             self.cells.change(&key(name), None, remember).await?;
         }
-        Ok(())
     }
 
     fn telling(&self) -> std::sync::MutexGuard<'_, HashMap<Name, bool>> {

@@ -25,20 +25,18 @@ struct Minted {
 impl Handle<MintNoids> for Pools {
     async fn handle(&self, mut call: Call<MintNoids>) -> Result<Vec<String>> {
         let count = count(&mut call.request)?;
-        let minted = match call.context.idempotency_key {
-            None => {
-                let request = call.context.request_id();
-                self.cells.change(&key(&call.target), request, self.minting(count)).await?
-            }
+        let (key, request, mint) = (key(&call.target), call.context.request_id(), self.minting(count));
+        let minted = match Once::of(&call, self.idempotency_window)? {
+            None => self.cells.change(&key, request, mint).await?,
             // Boxed because it is rarer and larger.
-            Some(_) => match Box::pin(self.mint_once(&call, count)).await {
+            Some(once) => match Box::pin(self.cells.change_once(&key, request, once, or_nothing(mint))).await {
                 Err(error) if error.code == Code::Exhausted => return Ok(Vec::new()),
                 minted => minted?,
             },
         };
         let Committed { answer: Minted { ids, left, has_news }, revision } = minted;
         if revision > 0 {
-            self.meters.of(&call.target).minted(ids.len(), left);
+            self.meters.count(&call.target, ids.len(), left);
         }
         if has_news {
             self.announcer.announce(&call.target);
@@ -55,15 +53,6 @@ impl Pools {
             let pool = existing(state)?;
             let numbers = pool.mint(count, now);
             Ok(Minted { ids: ids(pool, &numbers), left: pool.remaining(), has_news: pool.has_news() })
-        }
-    }
-
-    async fn mint_once(&self, call: &Call<MintNoids>, count: usize) -> Result<Committed<Minted>> {
-        let request = call.context.request_id();
-        let mint = or_nothing(self.minting(count));
-        match Once::of(call, self.idempotency_window)? {
-            Some(once) => self.cells.change_once(&key(&call.target), request, once, mint).await,
-            None => self.cells.change(&key(&call.target), request, mint).await,
         }
     }
 }

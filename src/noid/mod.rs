@@ -128,10 +128,14 @@ impl Pools {
         Ok(describe(name, &pool))
     }
 
-    /// A pool without the numbers that are excluded: for looking only.
     async fn read(&self, name: &Name) -> Result<Pool> {
-        existing(&mut self.cells.read(&key(name)).await?).cloned()
+        read(&self.cells, name).await
     }
+}
+
+/// A pool without the numbers that are excluded: for looking only.
+async fn read(cells: &Cells<Pool>, name: &Name) -> Result<Pool> {
+    existing(&mut cells.read(&key(name)).await?).cloned()
 }
 
 /// `/pools/import` is no pool.

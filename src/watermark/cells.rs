@@ -359,7 +359,7 @@ impl<S: State> Cell<S> {
         Ok(())
     }
 
-    async fn read_until(&mut self, deadline: Instant) -> Result<(Option<S>, u64)> {
+    async fn read_until(&self, deadline: Instant) -> Result<(Option<S>, u64)> {
         loop {
             match read_whole(&self.bucket, &self.key, self.older.as_ref()).await {
                 Ok(Some((state, revision))) => return Ok((Some(state), revision)),
