@@ -1,10 +1,15 @@
 //! The configuration: one struct, whose manual and defaults are `tidemark.toml`.
 
-use std::{collections::HashMap, fmt, path::Path, path::PathBuf, time::Duration};
+use std::{collections::HashMap, fmt, path::Path, path::PathBuf, str::FromStr, time::Duration};
 
+use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
-use crate::{api::Name, error::chain, roles::Role};
+use crate::{
+    api::{Name, stages::LAST_STAGE},
+    error::chain,
+    roles::Role,
+};
 
 /// The manual carries the defaults, so the two can't drift apart.
 const DEFAULTS: &str = include_str!("../tidemark.toml");
@@ -38,6 +43,7 @@ pub struct Config {
     pub watermark: Watermark,
     pub ids: Ids,
     pub noid: Noid,
+    pub stages: Stages,
     pub telemetry: Telemetry,
     pub shutdown: Shutdown,
 }
@@ -79,6 +85,8 @@ pub struct Http {
     #[serde(with = "humantime_serde")]
     pub request_timeout: Duration,
     pub body_limit: usize,
+    #[serde(deserialize_with = "networks")]
+    pub trusted_proxies: Vec<IpNet>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -118,6 +126,31 @@ pub struct Ids {
 #[serde(deny_unknown_fields)]
 pub struct Noid {
     pub max_pools: usize,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stages {
+    pub first_id: i64,
+    #[serde(with = "humantime_serde")]
+    pub idempotency_window: Duration,
+    pub rate_limit: RateLimit,
+}
+
+impl Stages {
+    /// How many stages there can be.
+    pub fn most(&self) -> i64 {
+        i64::from(LAST_STAGE) - self.first_id + 1
+    }
+}
+
+/// At most so many requests in any time as long as the window.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    pub requests: u32,
+    #[serde(with = "humantime_serde")]
+    pub window: Duration,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -235,6 +268,8 @@ impl Config {
             ("http.request_timeout", self.http.request_timeout),
             ("watermark.deadline", self.watermark.deadline),
             ("watermark.idempotency_window", self.watermark.idempotency_window),
+            ("stages.idempotency_window", self.stages.idempotency_window),
+            ("stages.rate_limit.window", self.stages.rate_limit.window),
             ("ids.token_ttl", self.ids.token_ttl),
             ("ids.lease_ttl", self.ids.lease_ttl),
             ("ids.unowned_lease_ttl", self.ids.unowned_lease_ttl),
@@ -248,6 +283,8 @@ impl Config {
             ("ids.token_ttl", self.ids.token_ttl),
             ("ids.lease_ttl", self.ids.lease_ttl),
             ("ids.unowned_lease_ttl", self.ids.unowned_lease_ttl),
+            ("stages.idempotency_window", self.stages.idempotency_window),
+            ("stages.rate_limit.window", self.stages.rate_limit.window),
         ] {
             if duration > century {
                 return refuse(key, "must not be above a hundred years".into());
@@ -271,6 +308,10 @@ impl Config {
                 format!("must lie between 0.0 and 1.0, is {}", self.ids.prefetch_threshold),
             );
         }
+        let first = self.stages.first_id;
+        if !(1..=i64::from(LAST_STAGE)).contains(&first) {
+            return refuse("stages.first_id", format!("must lie between 1 and {LAST_STAGE}, is {first}"));
+        }
         Ok(())
     }
 }
@@ -287,7 +328,7 @@ fn ours(environment: HashMap<String, String>) -> HashMap<String, String> {
 }
 
 /// A list, or text with commas as the environment has it.
-fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Role>, D::Error> {
+fn list<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum OneOrMany {
@@ -299,6 +340,21 @@ fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Role>, D::Erro
         OneOrMany::List(list) => list,
     };
     names.iter().filter(|name| !name.is_empty()).map(|name| name.parse().map_err(de::Error::custom)).collect()
+}
+
+/// Networks, and addresses as networks of one.
+fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
+    struct Network(IpNet);
+    impl FromStr for Network {
+        type Err = String;
+
+        fn from_str(text: &str) -> Result<Self, String> {
+            let address = || text.parse().map(|address: std::net::IpAddr| address.to_canonical().into());
+            let network = text.parse().or_else(|_| address());
+            network.map(Self).map_err(|_| format!("{text:?} is no address and no network such as 10.0.0.0/8"))
+        }
+    }
+    Ok(list::<D, Network>(deserializer)?.into_iter().map(|network| network.0).collect())
 }
 
 #[cfg(test)]
@@ -359,6 +415,9 @@ mod tests {
             ("[ids]\ntoken_ttl = '500 years'", ("X", ""), "ids.token_ttl"),
             ("[ids]\nlease_ttl = '10ms'", ("X", ""), "ids.lease_ttl"),
             ("[auth]\ntoken_secret = 'short'", ("X", ""), "auth.token_secret"),
+            ("[http]\ntrusted_proxies = ['10.0.0.0/33']", ("X", ""), "http.trusted_proxies: \"10.0.0.0/33\" is no"),
+            ("[stages]\nfirst_id = 2147483648", ("X", ""), "stages.first_id: must lie between 1 and 2147483647"),
+            ("[stages.rate_limit]\nwindow = '10ms'", ("X", ""), "stages.rate_limit.window"),
             ("not toml", ("X", ""), "TOML"),
         ] {
             let refused = load(file, &[environment]).expect_err(file).to_string();

@@ -91,7 +91,7 @@ async fn examine_nats(config: &Config, findings: &mut Vec<Finding>) {
     );
     let context = async_nats::jetstream::new(nats);
     let asked = Instant::now();
-    let declarations = jetstream::declarations(&config.nats.prefix, config.jetstream.replicas);
+    let declarations = jetstream::declarations(config);
     let first = declarations.first().map(|declaration| declaration.name().to_owned()).unwrap_or_default();
     let info: Result<Value, String> = in_time(context.request(format!("STREAM.INFO.{first}"), &json!({}))).await;
     find(

@@ -1,6 +1,10 @@
 //! Facts that others may follow: `tm.event.<service>.<what>.<about>`.
 
+use std::fmt;
+
+use futures::FutureExt;
 use serde::Serialize;
+use tokio::task::unconstrained;
 
 use crate::{
     api::{Encoding, Name},
@@ -27,5 +31,17 @@ impl Events {
         let published = self.nats.publish(subject, Encoding::Json.encode(fact)?).await;
         published.map_err(|error| unsent(error.into()))?;
         round_trip(&self.nats).await.map_err(unsent)
+    }
+
+    /// Tells a fact to whoever listens right now, without waiting for anything. While the connection is lost it may go
+    /// unheard.
+    pub fn tell(&self, what: fmt::Arguments<'_>, fact: &impl Serialize) {
+        let subject = format!("{}.event.{what}", self.prefix);
+        let told =
+            Encoding::Json.encode(fact).map(|fact| unconstrained(self.nats.publish(subject, fact)).now_or_never());
+        if !matches!(told, Ok(Some(Ok(())))) {
+            metrics::counter!("tidemark_events_untold_total").increment(1);
+            tracing::warn!("the event {what} was not told");
+        }
     }
 }

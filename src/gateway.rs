@@ -62,7 +62,14 @@ pub trait Wired: Send + Sync {
         names: Vec<Name>,
         body: Bytes,
         context: Context,
-    ) -> BoxFuture<'static, Result<Bytes>>;
+    ) -> BoxFuture<'static, Result<Encoded>>;
+}
+
+/// An answer as bytes.
+pub struct Encoded {
+    pub body: Bytes,
+    /// Whether it was given before.
+    pub repeated: bool,
 }
 
 struct WiredOperation<O, H> {
@@ -81,7 +88,7 @@ impl<O: Operation, H: Handle<O>> Wired for WiredOperation<O, H> {
         names: Vec<Name>,
         body: Bytes,
         context: Context,
-    ) -> BoxFuture<'static, Result<Bytes>> {
+    ) -> BoxFuture<'static, Result<Encoded>> {
         let handler = self.handler.clone();
         // Read before the future is made, so that it does not carry what was read.
         let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a subject of another shape"));
@@ -90,7 +97,10 @@ impl<O: Operation, H: Handle<O>> Wired for WiredOperation<O, H> {
             Ok(Call { target, request, context })
         });
         match call {
-            Ok(call) => Box::pin(async move { encoding.encode(&handler.handle(call).await?) }),
+            Ok(call) => Box::pin(async move {
+                let answer = handler.handle(call).await?;
+                Ok(Encoded { body: encoding.encode(&answer)?, repeated: O::is_repeated(&answer) })
+            }),
             Err(error) => Box::pin(std::future::ready(Err(error))),
         }
     }

@@ -6,11 +6,11 @@
 //! - [`api`] declares every operation once: request, response, subject, routes, scope. Both transports, the [`client`],
 //!   the OpenAPI document and the permissions that `up` writes come from it.
 //! - [`gateway`] finds the code that answers an operation: in this process, or over NATS in another.
-//! - [`ids`] and [`noid`] answer. Domain modules know no transport and not each other.
+//! - [`ids`], [`noid`] and [`stages`] answer. Domain modules know no transport and not each other.
 //! - [`watermark`] counts: compare-and-set, group commit, ranges, leases, idempotent answers. [`snowflake`] mints ids with
 //!   a leased number, here and in the [`client`].
 //! - [`registry`] is what every instance must know at once, held in memory; [`access`] decides who may call.
-//! - [`events`] publishes facts that others may follow.
+//! - [`events`] publishes facts that others may follow. [`sliding_log`] limits what one caller may ask for.
 //! - [`jetstream`] and [`database`] are the two stores: connecting, `streams/`, `migrations/`.
 //!
 //! Around it: [`server`] puts a process together, [`embedded`] starts nats-server and PostgreSQL for `tidemark up` and
@@ -41,7 +41,9 @@ mod per_name;
 pub mod registry;
 pub mod roles;
 pub mod server;
+pub mod sliding_log;
 pub mod snowflake;
+pub mod stages;
 pub mod telemetry;
 pub mod watermark;
 

@@ -8,17 +8,20 @@ pub enum Role {
     Ids,
     /// Answers `tm.noid.*`.
     Noid,
+    /// Answers `tm.stage.*`.
+    Stages,
     /// The HTTP bridge.
     Http,
 }
 
 impl Role {
-    pub const ALL: &'static [Role] = &[Role::Ids, Role::Noid, Role::Http];
+    pub const ALL: &'static [Role] = &[Role::Ids, Role::Noid, Role::Stages, Role::Http];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Ids => "ids",
             Role::Noid => "noid",
+            Role::Stages => "stages",
             Role::Http => "http",
         }
     }

@@ -27,6 +27,7 @@ use crate::{
     noid::Pools,
     registry::{Registry, keys::Keys},
     roles::Role,
+    stages::Stages,
     telemetry,
     watermark::{self, Cells, leases::Leases},
 };
@@ -142,7 +143,8 @@ impl Server {
             let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
             tracing::info!(address, "HTTP listens");
             let (routes, stopped) = (routes(self.app.clone()), http_stop.clone().cancelled_owned());
-            http.spawn(async move { axum::serve(listener, routes).with_graceful_shutdown(stopped).await });
+            let service = routes.into_make_service_with_connect_info::<SocketAddr>();
+            http.spawn(async move { axum::serve(listener, service).with_graceful_shutdown(stopped).await });
         }
         let started = tokio::select! {
             () = stop.cancelled() => None,
@@ -197,7 +199,7 @@ impl Server {
         self.app.health.connected(nats.clone(), store.clone());
         let jetstream = jetstream_context(&store);
         self.until("PostgreSQL", || database::migrate(&self.database)).await?;
-        let declarations = jetstream::declarations(&self.config.nats.prefix, self.config.jetstream.replicas);
+        let declarations = jetstream::declarations(&self.config);
         let apply = || jetstream::apply_guarded(&self.database, &jetstream, &declarations, self.fresh);
         for drift in self.until("the streams", apply).await? {
             for change in drift.changes.iter().filter(|change| change.loses.is_some()) {
@@ -223,6 +225,7 @@ impl Server {
         hosted.add::<ListKeys>(&keys);
         hosted.add::<RevokeKey>(&keys);
         let (prefix, deadline) = (&self.config.nats.prefix, self.config.watermark.deadline);
+        let events = Events::new(nats.clone(), prefix.clone());
         let name = self.instance.name();
         let lease_bucket = watermark::lease_bucket(jetstream.clone(), prefix);
         let leases = Cells::new(lease_bucket.clone(), name.clone(), deadline);
@@ -244,14 +247,16 @@ impl Server {
         }
         if self.config.roles.contains(&Role::Noid) {
             let counters = watermark::bucket(jetstream.clone(), prefix);
-            let events = Events::new(nats.clone(), prefix.clone());
-            let pools = Arc::new(Pools::new(counters, events, &self.config, clock.clone(), name));
+            let pools = Arc::new(Pools::new(counters, events.clone(), &self.config, clock.clone(), name.clone()));
             pools.host(&mut hosted);
             tokio::spawn(async move {
                 if let Err(error) = pools.announce_what_is_due().await {
                     error.log("noid.announce");
                 }
             });
+        }
+        if self.config.roles.contains(&Role::Stages) {
+            Arc::new(Stages::new(jetstream.clone(), events, &self.config, name)).host(&mut hosted);
         }
         let (instance, reserving) = (self.instance.clone(), ids.clone());
         let report = move || instance.report(reserving.as_ref().map(|ids| ids.at_hand()).unwrap_or_default());
@@ -261,7 +266,7 @@ impl Server {
         let ready = Ready {
             gateway: Gateway::new(hosted, client),
             gate: Gate::new(&self.config.auth, registry, clock.clone()),
-            limits: Limits::new(&self.config),
+            limits: Limits::new(&self.config, jetstream, clock.clone()),
         };
         self.app.ready.set(ready).ok();
         Ok(Running { nats, services, ids, leases })

@@ -13,6 +13,7 @@ mod scope;
 pub mod admin;
 pub mod ids;
 pub mod noid;
+pub mod stages;
 
 pub use call::{Call, Context, Handle, IdempotencyKey};
 pub use encoding::{Encoding, named};
@@ -24,5 +25,6 @@ pub use scope::{Scope, Surface};
 pub fn visit(visitor: &mut impl Visitor) {
     ids::visit(visitor);
     noid::visit(visitor);
+    stages::visit(visitor);
     admin::visit(visitor);
 }

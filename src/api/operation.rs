@@ -11,6 +11,14 @@ pub trait Operation: Send + Sync + 'static {
     type Request: Serialize + DeserializeOwned + ToSchema + Send + Sync;
     type Response: Serialize + DeserializeOwned + ToSchema + Send + Sync;
     const INFO: Info;
+
+    /// Whether an answer was given before. The body is the same then; the HTTP status or a header of the reply tells it.
+    fn is_repeated(_answer: &Self::Response) -> bool {
+        false
+    }
+
+    /// Notes that it was.
+    fn repeat(_answer: &mut Self::Response) {}
 }
 
 /// What a declaration says besides its types.
@@ -26,6 +34,8 @@ pub struct Info {
     pub surface: Surface,
     /// The HTTP status of success.
     pub success: u16,
+    /// The same for an answer that was given before.
+    pub repeated: u16,
     pub routes: &'static [Route],
     /// The documentation: first line is the summary.
     pub about: &'static str,
@@ -81,7 +91,8 @@ pub trait Visitor {
     fn visit<O: Operation>(&mut self);
 }
 
-/// Declares the operations of one service: the type, its subject and routes, and the client's method.
+/// Declares the operations of one service: the type, its subject and routes, and the client's method. An operation with a
+/// status for repeated answers has a member `repeated` in its response, which is not sent.
 macro_rules! operations {
     (
         service $service:literal on $surface:ident;
@@ -91,6 +102,7 @@ macro_rules! operations {
                 verb: $verb:literal,
                 scope: $scope:ident,
                 success: $success:literal,
+                $(repeated: $repeated:literal,)?
                 routes: [$($http:ident $path:literal),* $(,)?],
             }
         )+
@@ -110,9 +122,21 @@ macro_rules! operations {
                     scope: $crate::api::Scope::$scope,
                     surface: $crate::api::Surface::$surface,
                     success: $success,
+                    repeated: operations!(@or $($repeated)? $success),
                     routes: &[$($crate::api::Route { method: $crate::api::Method::$http, path: $path }),*],
                     about: concat!($($about, "\n"),+),
                 };
+
+                $(
+                    fn is_repeated(answer: &$response) -> bool {
+                        const { assert!($repeated != $success) };
+                        answer.repeated
+                    }
+
+                    fn repeat(answer: &mut $response) {
+                        answer.repeated = true;
+                    }
+                )?
             }
 
             impl $crate::client::Client {
@@ -132,6 +156,8 @@ macro_rules! operations {
             $(visitor.visit::<$operation>();)+
         }
     };
+    (@or $first:literal $second:literal) => { $first };
+    (@or $second:literal) => { $second };
     (@target) => { () };
     (@target $name:ident) => { $crate::api::Name };
     (@value) => { () };

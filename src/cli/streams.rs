@@ -21,7 +21,7 @@ pub async fn run(config: &Config, command: Command) -> Outcome {
     let nats = jetstream::connect(&config.nats).await?;
     jetstream::require_version(&nats)?;
     let context = async_nats::jetstream::new(nats);
-    let declarations = jetstream::declarations(&config.nats.prefix, config.jetstream.replicas);
+    let declarations = jetstream::declarations(config);
     let (drifts, applied) = match command {
         Command::Diff => {
             let mut drifts = Vec::new();

@@ -31,6 +31,8 @@ pub use snowflake::Snowflakes;
 pub const SERVICE_ERROR: &str = "Nats-Service-Error";
 pub const SERVICE_ERROR_CODE: &str = "Nats-Service-Error-Code";
 pub const CONTENT_TYPE: &str = "Content-Type";
+/// On a reply: this answer was given before.
+pub const REPEATED: &str = "Tidemark-Repeated";
 
 /// Longer than an operation tries on the other side: a caller who waits for two reservations in a row, each up to
 /// `watermark.deadline`, should learn how they ended.
@@ -82,12 +84,20 @@ impl Client {
         }
         let subject = O::INFO.subject(&self.prefix, target);
         let body = Encoding::MessagePack.encode(request)?;
-        let reply = self.request(subject, headers, body).await?;
-        Encoding::MessagePack.decode(&reply)
+        let reply = self.ask(subject, headers, body).await?;
+        let mut answer = Encoding::MessagePack.decode(&reply.payload)?;
+        if reply.headers.is_some_and(|headers| headers.get(REPEATED).is_some()) {
+            O::repeat(&mut answer);
+        }
+        Ok(answer)
     }
 
     /// Sends a request of any kind; an error reply becomes an [`Error`].
     pub async fn request(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<bytes::Bytes> {
+        Ok(self.ask(subject, headers, body).await?.payload)
+    }
+
+    async fn ask(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<async_nats::Message> {
         let reply = jetstream::request_within(TIMEOUT, &self.nats, subject.clone(), headers, body).await;
         let reply = reply.map_err(|error| match error.kind() {
             RequestErrorKind::TimedOut => Error::unavailable(format!("no answer on {subject} in time")),
@@ -97,7 +107,7 @@ impl Client {
         })?;
         let header = |name| reply.headers.as_ref().and_then(|headers| headers.get(name)).map(|value| value.as_str());
         match header(SERVICE_ERROR_CODE) {
-            None => Ok(reply.payload),
+            None => Ok(reply),
             Some(_) => {
                 let encoding = Encoding::of(header(CONTENT_TYPE));
                 let body: error::Body = encoding.decode(&reply.payload).map_err(|_| {

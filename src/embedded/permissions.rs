@@ -10,10 +10,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::{
-    api::{self, Name, Operation, Scope},
-    jetstream::declarations,
-};
+use crate::api::{self, Name, Operation, Scope};
 
 /// Where we, the operator and all streams live.
 const ACCOUNT: &str = "tidemark";
@@ -36,6 +33,8 @@ impl User {
 pub struct Callers {
     pub prefix: Name,
     pub inbox_prefix: Name,
+    /// The names of our streams, which the operator must leave alone.
+    pub streams: Vec<String>,
     /// Ourselves: may do everything.
     pub service: User,
     /// The operator, who is the default tenant too.
@@ -83,8 +82,7 @@ impl Callers {
     fn operator_rights(&self) -> Value {
         let prefix = &self.prefix;
         let mut denied = Vec::new();
-        for declaration in declarations(prefix, 1) {
-            let stream = declaration.name();
+        for stream in &self.streams {
             for call in ["CREATE", "UPDATE", "DELETE", "PURGE", "RESTORE", "SNAPSHOT", "MSG.GET", "MSG.DELETE"] {
                 denied.push(format!("$JS.API.STREAM.{call}.{stream}"));
             }

@@ -22,6 +22,7 @@ use crate::{
     access::{DEFAULT_TENANT, Grant},
     api::Name,
     config::{Config, Secret},
+    jetstream::declarations,
     registry::keys,
     server::KnownKey,
 };
@@ -75,6 +76,7 @@ impl Up {
         let callers = Callers {
             prefix: config.nats.prefix.clone(),
             inbox_prefix: config.nats.inbox_prefix.clone(),
+            streams: declarations(config).iter().map(|declaration| declaration.name().to_owned()).collect(),
             service: user(SERVICE_USER),
             operator: user(DEFAULT_TENANT),
             tenants: options.tenants.iter().map(|tenant| (tenant.clone(), user(tenant.as_str()))).collect(),

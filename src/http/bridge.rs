@@ -11,7 +11,7 @@ use axum::{
     routing::{MethodFilter, on},
 };
 
-use super::{App, Ready, dialect, params::Params, text};
+use super::{App, Ready, dialect, edge::Client, params::Params, text};
 use crate::{
     api::{self, Call, Context, Encoding, IdempotencyKey, Method, Name, Operation, Target},
     error::{Code, Error, Result},
@@ -76,7 +76,8 @@ async fn call<O: Operation>(
     let ready = app.ready()?;
     let call = understand::<O>(app, ready, path, request).await?;
     let answer = ready.gateway.call(call).await?;
-    dialect::success(O::INFO.surface, O::INFO.success, encoding, &answer)
+    let status = if O::is_repeated(&answer) { O::INFO.repeated } else { O::INFO.success };
+    dialect::success(O::INFO.surface, status, encoding, &answer)
 }
 
 /// Admits the caller and reads what he asks for. Apart from the call, so that nothing of the request is carried through it.
@@ -98,6 +99,9 @@ async fn understand<O: Operation>(
             Some(caller)
         }
     };
+    if let Some(Client(address)) = parts.extensions.get() {
+        ready.limits.admit_client::<O>(*address).await?;
+    }
     let mut params = Params::default();
     path.into_iter().try_for_each(|(name, value)| params.add_text(name, value))?;
     params.add_query(parts.uri.query().unwrap_or_default())?;

@@ -1,9 +1,14 @@
 //! What happens to every request before and after its route: trace, deadline, panic guard, metrics.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use std::{
+    net::{IpAddr, SocketAddr},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Instant,
+};
 
 use axum::{
-    extract::{MatchedPath, Request, State},
+    extract::{ConnectInfo, MatchedPath, Request, State},
     http::Method,
     middleware::Next,
     response::Response,
@@ -12,18 +17,25 @@ use futures::FutureExt;
 use tokio::time::timeout;
 use tracing::Instrument;
 
-use super::{App, dialect, text};
+use super::{App, address, dialect, text};
 use crate::{
     api::{Encoding, Surface},
     error::Error,
     telemetry::Trace,
 };
 
+/// The address of a request's client.
+#[derive(Clone, Copy)]
+pub struct Client(pub IpAddr);
+
 pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let trace = Trace::from_header(text(request.headers(), Trace::HEADER)).or_begin();
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.ip());
+    let client = peer.map(|peer| Client(address::client(peer, request.headers(), &app.config.http.trusted_proxies)));
     let span = tracing::info_span!(
         "http",
+        client = client.map(|Client(address)| tracing::field::display(address)),
         method = %request.method(),
         path = request.uri().path(),
         trace_id = trace.id(),
@@ -33,6 +45,7 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = known(request.method());
     request.extensions_mut().insert(trace);
+    client.map(|client| request.extensions_mut().insert(client));
 
     let limit = app.config.http.request_timeout;
     let answer = timeout(limit, AssertUnwindSafe(next.run(request)).catch_unwind());
@@ -50,7 +63,14 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     ];
     metrics::counter!("tidemark_http_requests_total", &labels).increment(1);
     metrics::histogram!("tidemark_http_request_seconds", &labels[..2]).record(began.elapsed().as_secs_f64());
-    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), "answered"));
+    span.in_scope(|| {
+        let (status, took_ms) = (response.status().as_u16(), began.elapsed().as_millis() as u64);
+        // Who asks for stages is known by name; ids come by the ten thousands.
+        match surface {
+            Surface::Stages => tracing::info!(status, took_ms, "answered"),
+            _ => tracing::debug!(status, took_ms, "answered"),
+        }
+    });
     response
 }
 

@@ -1,6 +1,8 @@
 //! How many requests one caller may make.
 
 use std::{
+    any::TypeId,
+    net::IpAddr,
     num::NonZeroU32,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
@@ -8,11 +10,14 @@ use std::{
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter, clock::Clock as _, clock::DefaultClock};
 
+use super::address;
 use crate::{
     access::Caller,
-    api::{Info, Surface},
-    config,
+    api::{Info, Operation, Surface, stages::AllocateStage},
+    clock::Clock,
+    config::{Config, RateLimit},
     error::{Code, Error, Result},
+    sliding_log::{Admission, SlidingLog},
 };
 
 /// Who is below his limit again is forgotten, every so many requests.
@@ -22,12 +27,39 @@ pub struct Limits {
     /// By caller. None if ids are not limited.
     ids: Option<DefaultKeyedRateLimiter<[u8; 32]>>,
     requests: AtomicU32,
+    /// By client address, over all instances. None if stages are not limited.
+    stages: Option<SlidingLog>,
+    stage_rule: RateLimit,
 }
 
 impl Limits {
-    pub fn new(config: &config::Config) -> Self {
+    pub fn new(config: &Config, jetstream: async_nats::jetstream::Context, clock: Clock) -> Self {
         let limiter = |rate| RateLimiter::keyed(Quota::per_second(rate));
-        Self { ids: NonZeroU32::new(config.ids.rate_limit).map(limiter), requests: 0.into() }
+        let (prefix, stage_rule) = (&config.nats.prefix, config.stages.rate_limit);
+        let stages = (stage_rule.requests > 0).then(|| SlidingLog {
+            jetstream,
+            stream: format!("{prefix}_STAGE_LIMITS"),
+            subject: format!("{prefix}_stage_limits"),
+            window: stage_rule.window,
+            clock,
+        });
+        Self { ids: NonZeroU32::new(config.ids.rate_limit).map(limiter), requests: 0.into(), stages, stage_rule }
+    }
+
+    /// Whether a client may ask for this now, whoever he is.
+    pub async fn admit_client<O: Operation>(&self, client: IpAddr) -> Result<()> {
+        let is_limited = TypeId::of::<O>() == TypeId::of::<AllocateStage>();
+        let Some(log) = self.stages.as_ref().filter(|_| is_limited) else { return Ok(()) };
+        // Boxed because it is rare, and every request would have to hold it.
+        match Box::pin(log.admit(&address::token(client))).await? {
+            Admission::Admitted => Ok(()),
+            Admission::Refused(wait) => {
+                let RateLimit { requests, window } = self.stage_rule;
+                tracing::info!(%client, rule = format!("{requests} requests / {window:?}"), "rate limited");
+                metrics::counter!("tidemark_stage_limited_total").increment(1);
+                Err(Error::new(Code::RateLimited, "Too many requests.").retry_after(wait))
+            }
+        }
     }
 
     pub fn admit(&self, operation: &Info, caller: &Caller) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The HTTP bridge: maps routes to operations and speaks each surface's dialect. No domain rule lives here.
 
+mod address;
 mod bridge;
 mod dialect;
 mod edge;

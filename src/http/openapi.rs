@@ -77,6 +77,10 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
             "default": answer("Error", failure_type(info.surface), failure(info.surface)),
         },
     });
+    if info.repeated != info.success {
+        let again = answer("The same answer again", "application/json", enveloped(info.surface, response));
+        operation["responses"][info.repeated.to_string()] = again;
+    }
     if !info.surface.open_by_default() {
         operation["security"] = json!([{ "bearer": [] }, { "apiKey": [] }]);
     }

@@ -94,7 +94,11 @@ mod tests {
 
     #[test]
     fn the_declaration_keeps_as_many() {
-        let counters = crate::jetstream::declarations(&"tm".parse().unwrap(), 1).into_iter().next().unwrap();
+        let counters =
+            crate::jetstream::declarations(&crate::config::Config::from_parts(None, Default::default()).unwrap())
+                .into_iter()
+                .next()
+                .unwrap();
         assert_eq!(counters.config["max_msgs_per_subject"], KEPT);
     }
 

@@ -1,19 +1,10 @@
 //! Atomic batches (ADR-50): several messages of one stream, stored all or none, with one sync. The client library has
 //! no publisher for them yet.
 
-use async_nats::{Client, HeaderMap, header};
-use bytes::Bytes;
+use async_nats::{Client, header};
 use tokio::time::timeout;
 
-use super::publish::{ATTEMPT, Ack, PublishError, acknowledged, ask};
-
-/// One message of a batch.
-#[derive(Debug, Clone)]
-pub struct Message {
-    pub subject: String,
-    pub headers: HeaderMap,
-    pub payload: Bytes,
-}
+use super::publish::{ATTEMPT, Ack, Message, PublishError, acknowledged, ask};
 
 /// Publishes the messages as one batch. The ack has the sequence of the last of them; the others come directly before.
 /// One attempt. An error says what is known of the whole batch.

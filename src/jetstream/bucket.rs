@@ -4,15 +4,19 @@ use std::time::Duration;
 
 use async_nats::{
     Client, HeaderMap, header,
-    jetstream::{self, consumer::pull, stream::LastRawMessageErrorKind},
+    jetstream::{
+        self,
+        consumer::{DeliverPolicy, pull},
+        stream::LastRawMessageErrorKind,
+    },
 };
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use futures::{StreamExt, TryStreamExt};
 
 use super::{
-    batch::{Message, publish_batch},
-    publish::{CasError, compare_and_set},
+    batch::publish_batch,
+    publish::{CasError, Message, publish_once},
 };
 use crate::error::{Error, Result};
 
@@ -31,12 +35,21 @@ pub struct Entry {
     pub revision: u64,
 }
 
-/// A value to be written if the key is still at the expected revision; 0 means that there is none.
+/// A value that a key has or had.
+#[derive(Debug, Clone)]
+pub struct Written {
+    pub key: String,
+    pub value: Bytes,
+    pub at: DateTime<Utc>,
+}
+
+/// A value to be written if the key is still at the expected revision; 0 means that there is none. Without one it is
+/// written in any case, or if the others of its batch are.
 #[derive(Debug, Clone)]
 pub struct Write {
     pub key: String,
     pub value: Bytes,
-    pub expected: u64,
+    pub expected: Option<u64>,
     /// Whole seconds after which the key vanishes.
     pub ttl: Option<Duration>,
 }
@@ -67,21 +80,34 @@ impl Bucket {
         }
     }
 
-    /// The values that a key had, with the time of each, in their order. Keys that expire leave nothing.
-    pub async fn history(&self, key: &str) -> Result<Vec<(DateTime<Utc>, Bytes)>> {
+    /// The values that a key had, in their order. Keys that expire leave nothing.
+    pub async fn history(&self, key: &str) -> Result<Vec<Written>> {
+        self.values(key, 0).await
+    }
+
+    /// The stored values of the keys that match a pattern, from a revision on, in the order in which they were written.
+    pub async fn values(&self, pattern: &str, from: u64) -> Result<Vec<Written>> {
+        let config = pull::OrderedConfig {
+            filter_subject: self.subject(pattern),
+            deliver_policy: match from {
+                0 => DeliverPolicy::All,
+                start_sequence => DeliverPolicy::ByStartSequence { start_sequence },
+            },
+            ..Default::default()
+        };
+        let consumer = self.stream().await?.create_consumer(config).await.map_err(|error| self.unreadable(error))?;
         let mut values = Vec::new();
-        if self.read(key).await?.is_none() {
+        if consumer.cached_info().num_pending == 0 {
             return Ok(values);
         }
-        let config = pull::OrderedConfig { filter_subject: self.subject(key), ..Default::default() };
-        let consumer = self.stream().await?.create_consumer(config).await.map_err(|error| self.unreadable(error))?;
+        let start = self.subject("").len();
         let mut messages = consumer.messages().await.map_err(|error| self.unreadable(error))?;
         while let Some(message) = messages.next().await {
             let message = message.map_err(|error| self.unreadable(error))?;
             let info = message.info().map_err(|error| self.unreadable(error))?;
             let at = DateTime::from_timestamp_nanos(info.published.unix_timestamp_nanos() as i64);
             let last = info.pending == 0;
-            values.push((at, message.payload.clone()));
+            values.push(Written { key: message.subject[start..].to_owned(), value: message.payload.clone(), at });
             if last {
                 break;
             }
@@ -109,22 +135,24 @@ impl Bucket {
 
     /// Writes all or none. Returns the revision of the last one.
     pub async fn write(&self, writes: &[Write]) -> Result<u64, CasError> {
-        if let [write] = writes {
-            let (subject, headers) = (self.subject(&write.key), ttl(write));
-            return compare_and_set(&self.client, subject, headers, write.value.clone(), write.expected).await;
-        }
-        let message = |write: &Write| {
-            let mut headers = ttl(write);
-            headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, write.expected.to_string());
-            Message { subject: self.subject(&write.key), headers, payload: write.value.clone() }
+        let message = |write: &Write| Message {
+            subject: self.subject(&write.key),
+            headers: headers(write),
+            payload: write.value.clone(),
         };
-        let messages: Vec<Message> = writes.iter().map(message).collect();
-        Ok(publish_batch(&self.client, &messages).await?.sequence)
+        let ack = match writes {
+            [write] => publish_once(&self.client, message(write)).await?,
+            writes => publish_batch(&self.client, &writes.iter().map(message).collect::<Vec<_>>()).await?,
+        };
+        Ok(ack.sequence)
     }
 }
 
-fn ttl(write: &Write) -> HeaderMap {
+fn headers(write: &Write) -> HeaderMap {
     let mut headers = HeaderMap::new();
+    if let Some(expected) = write.expected {
+        headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, expected.to_string());
+    }
     if let Some(ttl) = write.ttl {
         headers.insert(header::NATS_MESSAGE_TTL, format!("{}s", ttl.as_secs()));
     }

@@ -21,7 +21,26 @@ const WRONG_LAST_SEQUENCE: u64 = 10071;
 /// The same on replicated streams, while the leader still has another write of the subject in hand.
 const WRONG_LAST_SEQUENCE_IN_FLIGHT: u64 = 10164;
 /// The first copy of this message id is still being replicated: ask again.
-const DUPLICATE_IN_PROCESS: u64 = 10158;
+pub const DUPLICATE_IN_PROCESS: u64 = 10158;
+/// The stream, or the subject in it, has as many messages as it may have.
+pub const TOO_MANY_MESSAGES: u64 = 10077;
+
+/// A message for a stream.
+#[derive(Debug, Clone)]
+pub struct Message {
+    pub subject: String,
+    pub headers: HeaderMap,
+    pub payload: Bytes,
+}
+
+impl Message {
+    /// One that is stored once, however often it is sent inside the stream's window.
+    pub fn with_id(subject: impl Into<String>, id: &str, payload: impl Into<Bytes>) -> Self {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::NATS_MESSAGE_ID, id);
+        Self { subject: subject.into(), headers, payload: payload.into() }
+    }
+}
 
 /// The server's word that the message is stored.
 #[derive(Debug, Clone, Deserialize)]
@@ -66,34 +85,18 @@ impl From<PublishError> for CasError {
     }
 }
 
-/// Writes one key of a bucket if its revision is still the expected one (0: there must be none). One attempt: what a
-/// lost answer means is for the caller to find out.
-pub async fn compare_and_set(
-    client: &Client,
-    subject: String,
-    mut headers: HeaderMap,
-    value: Bytes,
-    expected: u64,
-) -> Result<u64, CasError> {
-    headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, expected.to_string());
-    Ok(attempt(client, subject, headers, value).await?.sequence)
+/// Publishes one message in one attempt: what a lost answer means is for the caller to find out.
+pub async fn publish_once(client: &Client, message: Message) -> Result<Ack, PublishError> {
+    acknowledged(&ask(client, message.subject, message.headers, message.payload).await?)
 }
 
-/// Publishes one message, again and again with the same message id until it is stored or the time is over: across
-/// timeouts, lost connections and changes of the leader. The id makes the repeats harmless.
-pub async fn publish(
-    client: &Client,
-    subject: &str,
-    message_id: &str,
-    mut headers: HeaderMap,
-    payload: Bytes,
-    limit: Duration,
-) -> Result<Ack, PublishError> {
-    headers.insert(header::NATS_MESSAGE_ID, message_id);
+/// Publishes one message that has a message id, again and again until it is stored or the time is over: across timeouts,
+/// lost connections and changes of the leader. The id makes the repeats harmless.
+pub async fn publish(client: &Client, message: &Message, limit: Duration) -> Result<Ack, PublishError> {
     let deadline = Instant::now() + limit;
     let mut pause = Duration::from_millis(50);
     loop {
-        let error = match attempt(client, subject.to_owned(), headers.clone(), payload.clone()).await {
+        let error = match publish_once(client, message.clone()).await {
             Ok(ack) => return Ok(ack),
             Err(error @ PublishError::Refused { code, .. }) if code != DUPLICATE_IN_PROCESS => return Err(error),
             Err(error) => error,
@@ -105,15 +108,6 @@ pub async fn publish(
         tokio::time::sleep(jittered).await;
         pause = (pause * 2).min(Duration::from_secs(1));
     }
-}
-
-async fn attempt(
-    client: &Client,
-    subject: impl ToSubject,
-    headers: HeaderMap,
-    payload: Bytes,
-) -> Result<Ack, PublishError> {
-    acknowledged(&ask(client, subject, headers, payload).await?)
 }
 
 /// Sends one message and waits for the stream's answer.

@@ -7,12 +7,15 @@ use async_nats::jetstream::{Context, context::RequestError, response::Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::api::Name;
+use crate::config::Config;
 
 const FILES: &[(&str, &str)] = &[
     ("counters.toml", include_str!("../../streams/counters.toml")),
     ("leases.toml", include_str!("../../streams/leases.toml")),
     ("registry.toml", include_str!("../../streams/registry.toml")),
+    ("stage_contents.toml", include_str!("../../streams/stage_contents.toml")),
+    ("stage_limits.toml", include_str!("../../streams/stage_limits.toml")),
+    ("stages.toml", include_str!("../../streams/stages.toml")),
 ];
 
 const STREAM_NOT_FOUND: u64 = 10059;
@@ -23,6 +26,9 @@ const STREAM_NOT_FOUND: u64 = 10059;
 pub struct Declaration {
     /// Whether losing it would repeat ids or forget callers.
     pub holds_identity: bool,
+    /// Fields that are set in `tidemark.toml`: a change of them is meant, even if something is lost by it.
+    #[serde(default)]
+    settings: Vec<String>,
     pub(crate) config: Map<String, Value>,
 }
 
@@ -82,13 +88,23 @@ pub enum ApplyError {
     Database(#[from] sqlx::Error),
 }
 
-/// All declarations for a prefix and a number of replicas.
-pub fn declarations(prefix: &Name, replicas: u8) -> Vec<Declaration> {
+/// All declarations, with the settings of a configuration in them.
+pub fn declarations(config: &Config) -> Vec<Declaration> {
+    let stages = &config.stages;
+    let settings = [
+        ("{prefix}", config.nats.prefix.to_string()),
+        ("{stages.first_id}", stages.first_id.to_string()),
+        ("{stages.most}", stages.most().to_string()),
+        ("{stages.idempotency_window}", stages.idempotency_window.as_nanos().to_string()),
+        // Where nothing is limited nobody asks the stream, but it can't do without a limit.
+        ("{stages.rate_limit.requests}", stages.rate_limit.requests.max(1).to_string()),
+        ("{stages.rate_limit.window}", stages.rate_limit.window.as_nanos().to_string()),
+    ];
     let declare = |(file, text): &(&str, &str)| {
-        let text = text.replace("{prefix}", prefix.as_str());
+        let text = settings.iter().fold(text.to_string(), |text, (name, value)| text.replace(name, value));
         let mut declaration: Declaration =
             toml::from_str(&text).unwrap_or_else(|error| panic!("streams/{file}: {error}"));
-        declaration.config.insert("num_replicas".into(), replicas.into());
+        declaration.config.insert("num_replicas".into(), config.jetstream.replicas.into());
         declaration
     };
     FILES.iter().map(declare).collect()
@@ -165,8 +181,9 @@ fn compare(declaration: &Declaration, live: Option<&Live>) -> Drift {
         .filter_map(|(field, declared)| {
             // The server leaves out what is empty or false.
             let live = live.config.get(field).cloned().unwrap_or_else(|| nothing_like(declared));
+            let meant = declaration.settings.contains(field);
             (live != *declared).then(|| Change {
-                loses: loss(field, &live, declared),
+                loses: if meant { None } else { loss(field, &live, declared) },
                 field: field.clone(),
                 declared: declared.clone(),
                 live,
@@ -198,6 +215,7 @@ fn loss(field: &str, live: &Value, declared: &Value) -> Option<String> {
         }
         "duplicate_window" if tighter => Some("repeats inside the old window would be taken for new".into()),
         "num_replicas" if tighter => Some("copies would be given up".into()),
+        "first_seq" => Some("it counts only when the stream is made; sequences go on from where they are".into()),
         "discard" if declared == "old" => Some("a full stream would delete its oldest messages".into()),
         "retention" | "storage" => Some("the server can't change it; the stream would have to be made anew".into()),
         "subjects" => {
@@ -222,10 +240,32 @@ mod tests {
             .collect();
         files.sort();
         assert_eq!(files, FILES.iter().map(|(file, _)| *file).collect::<Vec<_>>());
-        for declaration in declarations(&"blue".parse().unwrap(), 3) {
+        let mut config = Config::from_parts(None, Default::default()).unwrap();
+        config.nats.prefix = "blue".parse().unwrap();
+        config.jetstream.replicas = 3;
+        for declaration in declarations(&config) {
             assert!(declaration.name().contains("blue"), "{}", declaration.name());
             assert_eq!(declaration.config["num_replicas"], 3);
+            let stray = declaration.settings.iter().find(|field| !declaration.config.contains_key(*field));
+            assert_eq!(stray, None, "{}", declaration.name());
         }
+    }
+
+    #[test]
+    fn what_is_set_in_the_configuration_is_changed_in_both_directions() {
+        let mut config = Config::from_parts(None, Default::default()).unwrap();
+        let live = |config: &Config| {
+            let declaration = declarations(config).pop().unwrap();
+            let live = json!({ "created": "", "state": { "last_seq": 0 }, "config": declaration.config });
+            (declaration, serde_json::from_value::<Live>(live).unwrap())
+        };
+        let (_, before) = live(&config);
+        config.stages.idempotency_window /= 2;
+        config.stages.first_id = 100;
+        let (after, _) = live(&config);
+        let changes = compare(&after, Some(&before)).changes;
+        let kept: Vec<_> = changes.iter().map(|change| (&*change.field, change.loses.is_some())).collect();
+        assert_eq!(kept, [("first_seq", true), ("max_msgs", true), ("duplicate_window", false)]);
     }
 
     #[test]

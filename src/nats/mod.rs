@@ -24,7 +24,7 @@ use crate::{
     client::CONTENT_TYPE,
     config,
     error::{Error, Result},
-    gateway::{Hosted, Wired},
+    gateway::{Encoded, Hosted, Wired},
     instance::Report,
     jetstream::round_trip,
     telemetry::Trace,
@@ -154,7 +154,7 @@ struct Answered {
     request: Request,
     began: Instant,
     encoding: Encoding,
-    answer: Result<bytes::Bytes>,
+    answer: Result<Encoded>,
 }
 
 /// The answer to come. Not async itself, so that only what is needed for the reply waits with it.
@@ -176,12 +176,12 @@ fn begin(
     encoding: Encoding,
     leading: usize,
     request: &Request,
-) -> Result<BoxFuture<'static, Result<bytes::Bytes>>> {
+) -> Result<BoxFuture<'static, Result<Encoded>>> {
     let names = request.message.subject.split('.').skip(leading).map(str::parse).collect::<Result<Vec<Name>>>()?;
     let context = Context {
         idempotency_key: header(request, IdempotencyKey::HEADER).map(str::parse).transpose()?,
         trace: Trace::from_header(header(request, Trace::HEADER)),
-        named: Context::name(header(request, Context::NAME_HEADER)),
+        named: Context::name(header(request, Context::NAME_HEADER).or_else(|| header(request, MESSAGE_ID))),
     };
     let span = context.trace.id().map(|trace_id| tracing::info_span!("nats", trace_id));
     let answer = operation.answer(encoding, names, request.message.payload.clone(), context);
@@ -202,6 +202,9 @@ async fn reply(answered: Answered, name: &str, meters: &Meters) {
     }
     meters.latency.record(began.elapsed().as_secs_f64());
 }
+
+/// How NATS calls a message.
+const MESSAGE_ID: &str = "Nats-Msg-Id";
 
 /// Whatever the case: HTTP has taught people that it does not matter.
 fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {

@@ -1,12 +1,12 @@
 //! Replies: the result alone, or an error as headers and body.
 
 use async_nats::{HeaderMap, PublishError, client::PublishErrorKind, service::Request};
-use bytes::Bytes;
 
 use crate::{
     api::Encoding,
-    client::{CONTENT_TYPE, SERVICE_ERROR, SERVICE_ERROR_CODE},
+    client::{CONTENT_TYPE, REPEATED, SERVICE_ERROR, SERVICE_ERROR_CODE},
     error::{Body, Code, Error},
+    gateway::Encoded,
 };
 
 /// Whether there is an inbox to reply to. We may publish anywhere and a caller may not, so a reply to any subject that
@@ -23,7 +23,7 @@ pub fn is_wanted(request: &Request, operation: &str) -> bool {
 }
 
 /// The client library's own error reply has no body, so this writes the headers itself.
-pub async fn send(request: &Request, encoding: Encoding, answer: Result<Bytes, Error>) -> Result<(), PublishError> {
+pub async fn send(request: &Request, encoding: Encoding, answer: Result<Encoded, Error>) -> Result<(), PublishError> {
     match send_as_is(request, encoding, answer).await {
         Err(error) if error.kind() == PublishErrorKind::MaxPayloadExceeded => {
             let error =
@@ -34,14 +34,22 @@ pub async fn send(request: &Request, encoding: Encoding, answer: Result<Bytes, E
     }
 }
 
-async fn send_as_is(request: &Request, encoding: Encoding, answer: Result<Bytes, Error>) -> Result<(), PublishError> {
+async fn send_as_is(request: &Request, encoding: Encoding, answer: Result<Encoded, Error>) -> Result<(), PublishError> {
     let mut headers = HeaderMap::new();
-    let body = answer.unwrap_or_else(|error| {
-        headers.insert(SERVICE_ERROR_CODE, error.code.status().to_string());
-        // A header is one line.
-        headers.insert(SERVICE_ERROR, error.message.replace(['\r', '\n'], " "));
-        encoding.encode(&Body::from(&error)).unwrap_or_default()
-    });
+    let body = match answer {
+        Ok(Encoded { body, repeated }) => {
+            if repeated {
+                headers.insert(REPEATED, "true");
+            }
+            body
+        }
+        Err(error) => {
+            headers.insert(SERVICE_ERROR_CODE, error.code.status().to_string());
+            // A header is one line.
+            headers.insert(SERVICE_ERROR, error.message.replace(['\r', '\n'], " "));
+            encoding.encode(&Body::from(&error)).unwrap_or_default()
+        }
+    };
     if encoding != Encoding::Json {
         headers.insert(CONTENT_TYPE, encoding.content_type());
     }

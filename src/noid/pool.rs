@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{exclusions::Exclusions, template::Template};
 use crate::{
     error::Result,
-    watermark::{Parts, State},
+    watermark::{Older, Parts, State},
 };
 
 /// Everything about a pool but its name. It is one value of the bucket; only what is excluded stands beside it.
@@ -153,8 +153,8 @@ impl Pool {
 }
 
 impl State for Pool {
-    async fn complete(&mut self, older: Option<&Self>, parts: Parts<'_>) -> Result<()> {
-        self.excluded.complete(older.map(|older| &older.excluded), self.position, parts).await
+    async fn complete(&mut self, older: Option<Older<'_, Self>>, parts: Parts<'_>) -> Result<()> {
+        self.excluded.complete(older.map(|older| &older.state.excluded), self.position, parts).await
     }
 
     fn take_new_parts(&mut self) -> Vec<(String, Bytes)> {

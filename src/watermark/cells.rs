@@ -93,18 +93,28 @@ pub struct Past<S> {
 
 /// A state that changes under [`Cells`].
 ///
-/// What is large and rarely changes need not be written with every change: it can stand in parts beside the value, each
-/// under a name of its own and never written again. A part is stored together with the value that first needs it.
+/// What is large and does not change every time need not be written every time: it can stand in parts beside the value, each
+/// under a name of its own. A part is stored in one batch with the value, and the value's revision guards them both.
 pub trait State: Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static {
     /// Reads the parts of a state that was just read, as far as an older state that we had does not have them.
-    fn complete(&mut self, _older: Option<&Self>, _parts: Parts<'_>) -> impl Future<Output = Result<()>> + Send {
+    fn complete(
+        &mut self,
+        _older: Option<Older<'_, Self>>,
+        _parts: Parts<'_>,
+    ) -> impl Future<Output = Result<()>> + Send {
         std::future::ready(Ok(()))
     }
 
-    /// The parts that the changes have added, by name. As many as there were changes that add some, and not a hundred more.
+    /// The parts that the changes have made anew, each name once. As many as there were such changes, and not a hundred more.
     fn take_new_parts(&mut self) -> Vec<(String, Bytes)> {
         Vec::new()
     }
+}
+
+/// A state that we had, with its parts.
+pub struct Older<'a, S> {
+    pub state: &'a S,
+    pub revision: u64,
 }
 
 /// What stands beside a key's value.
@@ -120,6 +130,14 @@ impl Parts<'_> {
         let key = part(self.key, name);
         let entry = self.bucket.read(&key).await.inspect_err(|_| storage_error("read"))?;
         entry.map(|entry| entry.value).ok_or_else(|| Error::internal(format!("{key} is missing")))
+    }
+
+    /// The parts that were written after a revision, each under its name as it stands now.
+    pub async fn written_after(self, revision: u64) -> Result<Vec<(String, Bytes)>> {
+        let values = self.bucket.values(&part(self.key, ">"), revision + 1).await;
+        let values = values.inspect_err(|_| storage_error("read"))?;
+        let start = part(self.key, "").len();
+        Ok(values.into_iter().map(|past| (past.key[start..].to_owned(), past.value)).collect())
     }
 }
 
@@ -178,9 +196,9 @@ impl<S: State> Cells<S> {
     /// The states that a key had, as far back as the bucket keeps them, in their order.
     pub async fn history(&self, key: &str) -> Result<Vec<Past<S>>> {
         let entries = self.bucket.history(key).await?;
-        let past = entries.into_iter().map(|(at, value)| {
-            let Stored { by, request, state, .. } = decode(key, &value)?;
-            Ok(Past { state, at, by, request })
+        let past = entries.into_iter().map(|written| {
+            let Stored { by, request, state, .. } = decode(key, &written.value)?;
+            Ok(Past { state, at: written.at, by, request })
         });
         past.collect()
     }
@@ -193,7 +211,7 @@ impl<S: State> Cells<S> {
             Some((_, state, found)) if found == revision && state == *from => {}
             _ => return Err(Error::new(Code::Conflict, "the key was changed since")),
         }
-        let write = Write { key: key.to_owned(), value: self.encode(to)?, expected: revision, ttl: None };
+        let write = Write { key: key.to_owned(), value: self.encode(to)?, expected: Some(revision), ttl: None };
         self.bucket.write(&[write]).await.map(drop).map_err(|error| Error::unavailable("not replaced").source(error))
     }
 
@@ -252,8 +270,8 @@ struct Cell<S> {
     deadline: Duration,
     /// The state after our own last write or read, and its revision.
     known: Option<(Option<S>, u64)>,
-    /// What we knew before we had to read again. Its parts are still good.
-    older: Option<S>,
+    /// What we knew before we had to read again, and its revision. Its parts are still good.
+    older: Option<(S, u64)>,
 }
 
 impl<S: State> Cell<S> {
@@ -320,7 +338,7 @@ impl<S: State> Cell<S> {
         let parts = after.as_mut().map(S::take_new_parts).unwrap_or_default();
         writes.extend(parts.into_iter().map(|(name, value)| {
             let key = part(&self.key, &name);
-            Write { key, value, expected: 0, ttl: None }
+            Write { key, value, expected: None, ttl: None }
         }));
         if after == before && writes.is_empty() {
             if fresh {
@@ -328,7 +346,7 @@ impl<S: State> Cell<S> {
                 group.succeed_all(revision);
             } else {
                 // What we knew may be old, and "nothing to change" untrue: read, and apply again.
-                self.older = before;
+                self.older = before.map(|before| (before, revision));
             }
             return Ok(());
         }
@@ -338,14 +356,14 @@ impl<S: State> Cell<S> {
         let request = group.changes.iter().find_map(|change| change.request());
         let (nonce, value) = encode(state, self.instance.clone(), request)?;
         // The counter comes last: the ack's sequence is its revision.
-        writes.push(Write { key: self.key.clone(), value, expected: revision, ttl: None });
+        writes.push(Write { key: self.key.clone(), value, expected: Some(revision), ttl: None });
         if let Some(revision) = self.write_until(&writes, &nonce, deadline).await? {
             self.known = Some((after, revision));
             group.succeed_all(revision);
             return Ok(());
         }
         metrics::counter!("tidemark_watermark_conflicts_total").increment(1);
-        self.older = before;
+        self.older = before.map(|before| (before, revision));
         if Instant::now() >= deadline {
             return Err(Error::unavailable("too many instances change this key at once; ask again"));
         }
@@ -361,7 +379,8 @@ impl<S: State> Cell<S> {
 
     async fn read_until(&self, deadline: Instant) -> Result<(Option<S>, u64)> {
         loop {
-            match read_whole(&self.bucket, &self.key, self.older.as_ref()).await {
+            let older = self.older.as_ref().map(|(state, revision)| Older { state, revision: *revision });
+            match read_whole(&self.bucket, &self.key, older).await {
                 Ok(Some((state, revision))) => return Ok((Some(state), revision)),
                 Ok(None) => return Ok((None, 0)),
                 // A broken counter does not mend by itself; a server that is away may come back.
@@ -427,7 +446,7 @@ async fn read<S: State>(bucket: &Bucket, key: &str) -> Result<Option<(String, S,
 }
 
 /// A key's state with all its parts.
-async fn read_whole<S: State>(bucket: &Bucket, key: &str, older: Option<&S>) -> Result<Option<(S, u64)>> {
+async fn read_whole<S: State>(bucket: &Bucket, key: &str, older: Option<Older<'_, S>>) -> Result<Option<(S, u64)>> {
     let Some((_, mut state, revision)) = read::<S>(bucket, key).await? else { return Ok(None) };
     state.complete(older, Parts { bucket, key }).await?;
     Ok(Some((state, revision)))

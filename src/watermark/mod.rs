@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{api::Name, jetstream::Bucket};
 
-pub use cells::{Cells, Committed, Parts, Past, State};
+pub use cells::{Cells, Committed, Older, Parts, Past, State};
 pub use numbers::{Absent, Bounds, Mark, Steps, lost};
 pub use once::Once;
 pub use ranges::{RangeSettings, Ranges};

@@ -15,6 +15,7 @@ use futures::future::join_all;
 use serde::{Deserialize, Serialize};
 use tidemark::{
     api::{Info, Operation, ids::Increment},
+    config::Config,
     error::{Code, Error, Result},
     jetstream::{Bucket, CasError, Message, PublishError, Write, declarations, publish, publish_batch},
     watermark::{Absent, Bounds, Cells, Mark, Once, RangeSettings, Ranges, State, Steps},
@@ -35,7 +36,7 @@ async fn bucket(url: &str) -> Bucket {
     let nats = tidemark::jetstream::connect_to(async_nats::ConnectOptions::new(), url).await.unwrap();
     let mut context = jetstream::new(nats);
     context.set_timeout(Duration::from_secs(2));
-    for declaration in declarations(&name("tm"), 1) {
+    for declaration in declarations(&Config::from_parts(None, Default::default()).unwrap()) {
         tidemark::jetstream::apply(&context, &declaration).await.unwrap();
     }
     tidemark::watermark::bucket(context, &name("tm"))
@@ -184,7 +185,7 @@ async fn a_broken_counter_harms_itself_only_and_is_never_reset() {
     let deployment = Deployment::new().await;
     let bucket = bucket(&deployment.nats_url).await;
     let cells = Cells::<Count>::new(bucket.clone(), "test", DEADLINE);
-    let broken = Write { key: "broken".into(), value: Bytes::from("{"), expected: 0, ttl: None };
+    let broken = Write { key: "broken".into(), value: Bytes::from("{"), expected: Some(0), ttl: None };
     bucket.write(&[broken]).await.unwrap();
     assert_eq!(cells.change("broken", None, increment).await.unwrap_err().code, Code::Internal);
     assert_eq!(cells.change("whole", None, increment).await.unwrap().answer, 1);
@@ -212,12 +213,13 @@ async fn publishing_repeats_with_the_same_id_until_it_is_known() {
     let stream = jetstream::new(deployment.nats().await).create_stream(config).await.unwrap();
     let proxy = Proxy::before(&deployment.nats_url).await;
     let nats = tidemark::jetstream::connect_to(async_nats::ConnectOptions::new(), &proxy.url).await.unwrap();
-    let send = publish(&nats, "facts.one", "id-1", HeaderMap::new(), "x".into(), DEADLINE);
+    let fact = Message::with_id("facts.one", "id-1", "x");
+    let send = publish(&nats, &fact, DEADLINE);
     let (ack, ()) = tokio::join!(send, proxy.lose_an_acknowledgement());
     assert!(ack.unwrap().duplicate, "the lost first attempt was stored");
     assert_eq!(stream.get_info().await.unwrap().state.messages, 1);
 
-    let nowhere = publish(&nats, "nowhere", "id-2", HeaderMap::new(), "x".into(), Duration::from_millis(300)).await;
+    let nowhere = publish(&nats, &Message::with_id("nowhere", "id-2", "x"), Duration::from_millis(300)).await;
     assert!(matches!(nowhere, Err(PublishError::NotStored)), "{nowhere:?}");
     let message = Message { subject: "facts.two".into(), headers: HeaderMap::new(), payload: "x".into() };
     let refused = publish_batch(&nats, &[message.clone(), message]).await;

@@ -1,0 +1,156 @@
+//! Stages of a game's levels: their ids, and the props and acts inside them.
+//!
+//! A stage is a message of a stream, and its id the message's sequence number ([`allocations`]). What is inside ([`contents`]) is
+//! one state with group commit, so that ids of props and acts come in strict order, and two who edit one stage see each
+//! other's changes.
+
+mod acts;
+mod allocate;
+mod allocations;
+mod contents;
+mod key;
+mod props;
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, RwLock},
+    time::Duration,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+pub use key::Key;
+
+use crate::{
+    api::{
+        Call, Context, Name, Operation,
+        stages::{
+            AllocateStage, CreateAct, GetAct, GetProp, GetStage, ListActs, ListProps, RegisterProp, ResolveAct,
+            UnregisterProp, UpdateAct,
+        },
+    },
+    config::Config,
+    error::{Code, Error, Result},
+    events::Events,
+    gateway::Hosted,
+    jetstream::Bucket,
+    watermark::{Cells, Committed, Once, RequestId},
+};
+use allocations::{Allocations, Allocator};
+use contents::Contents;
+
+/// Answers the operations on stages.
+pub struct Stages {
+    allocations: Allocations,
+    allocator: Allocator,
+    contents: Cells<Contents>,
+    /// Stages that exist, as far as this process has met them.
+    met: RwLock<HashSet<i32>>,
+    events: Events,
+    idempotency_window: Duration,
+}
+
+impl Stages {
+    pub fn new(jetstream: async_nats::jetstream::Context, events: Events, config: &Config, instance: Arc<str>) -> Self {
+        let (prefix, deadline) = (&config.nats.prefix, config.watermark.deadline);
+        let allocations = Allocations::new(jetstream.clone(), prefix, instance.clone(), deadline);
+        let bucket = Bucket::new(jetstream, format!("{prefix}_stage_contents"));
+        Self {
+            allocator: allocations.clone().start(),
+            allocations,
+            contents: Cells::new(bucket, instance, deadline),
+            met: RwLock::default(),
+            events,
+            idempotency_window: config.watermark.idempotency_window,
+        }
+    }
+
+    pub fn host(self: &Arc<Self>, hosted: &mut Hosted) {
+        hosted.add::<AllocateStage>(self);
+        hosted.add::<GetStage>(self);
+        hosted.add::<RegisterProp>(self);
+        hosted.add::<ListProps>(self);
+        hosted.add::<GetProp>(self);
+        hosted.add::<UnregisterProp>(self);
+        hosted.add::<CreateAct>(self);
+        hosted.add::<ListActs>(self);
+        hosted.add::<GetAct>(self);
+        hosted.add::<UpdateAct>(self);
+        hosted.add::<ResolveAct>(self);
+    }
+
+    /// Looks into a stage, as it is now.
+    async fn look<A: Send + 'static>(
+        &self,
+        stage: &Name,
+        mut look: impl FnMut(&mut Contents) -> Result<A> + Send + 'static,
+    ) -> Result<A> {
+        let stage = self.existing(stage).await?;
+        // A change that changes nothing is answered from a fresh read.
+        let look = move |state: &mut Option<Contents>| match state {
+            Some(contents) => look(contents),
+            None => look(&mut Contents::of(stage)),
+        };
+        Ok(self.contents.change(&stage.to_string(), None, look).await?.answer)
+    }
+
+    /// Changes what is inside a stage. With an `Idempotency-Key` it happens once, and the answer counts as repeated later.
+    async fn change<O: Operation<Target = Name>, A: Serialize + DeserializeOwned + Send + 'static>(
+        &self,
+        call: &Call<O>,
+        mut change: impl FnMut(&mut Contents) -> Result<A> + Send + 'static,
+    ) -> Result<Committed<A>> {
+        let stage = self.existing(&call.target).await?;
+        let change = move |state: &mut Option<Contents>| match state {
+            Some(contents) => change(contents),
+            None => {
+                let mut contents = Contents::of(stage);
+                let answer = change(&mut contents)?;
+                *state = Some(contents);
+                Ok(answer)
+            }
+        };
+        let (key, request) = (stage.to_string(), call.context.request_id());
+        match Once::of(call, self.idempotency_window)? {
+            Some(once) => self.contents.change_once(&key, request, once, change).await,
+            None => self.contents.change(&key, request, change).await,
+        }
+    }
+
+    /// The id of a stage that was allocated.
+    async fn existing(&self, name: &Name) -> Result<i32> {
+        let stage = number(name)?;
+        if !self.met.read().expect(UNBROKEN).contains(&stage) {
+            self.allocations.find(stage).await?.ok_or_else(|| never_allocated(stage))?;
+            self.met.write().expect(UNBROKEN).insert(stage);
+        }
+        Ok(stage)
+    }
+}
+
+impl Stages {
+    /// Tells what has changed inside a stage.
+    fn tell(&self, what: &str, context: &Context, key: &Key, fact: &impl Serialize) {
+        #[derive(Serialize)]
+        struct Edited<'a, F> {
+            stage_id: i32,
+            request_id: RequestId,
+            #[serde(flatten)]
+            fact: &'a F,
+        }
+        let edited = Edited { stage_id: key.stage, request_id: context.request_id(), fact };
+        self.events.tell(format_args!("stage.{what}.{}", key.stage), &edited);
+    }
+}
+
+const UNBROKEN: &str = "no panic while the stages are held";
+
+/// Each stage has one spelling: rights are granted on subjects.
+fn number(name: &Name) -> Result<i32> {
+    let number = name.as_str().parse().ok().filter(|number: &i32| *number > 0 && number.to_string() == name.as_str());
+    number.ok_or_else(|| Error::field("stage", format!("must be a whole number from 1 to {}", i32::MAX)))
+}
+
+fn never_allocated(stage: i32) -> Error {
+    Error::new(Code::NotFound, format!("stage {stage} was never allocated"))
+}
