@@ -196,7 +196,8 @@ async fn a_broken_counter_harms_itself_only_and_is_never_reset() {
 async fn a_batch_is_stored_all_or_none() {
     let deployment = Deployment::new().await;
     let bucket = bucket(&deployment.nats_url).await;
-    let write = |key: &str, expected| Write { key: key.into(), value: Bytes::from("v"), expected, ttl: None };
+    let write =
+        |key: &str, expected| Write { key: key.into(), value: Bytes::from("v"), expected: Some(expected), ttl: None };
     let revision = bucket.write(&[write("a", 0), write("b", 0), write("c", 0)]).await.unwrap();
     assert_eq!(bucket.read("c").await.unwrap().unwrap().revision, revision, "the ack is the last one's");
     assert_eq!(bucket.read("a").await.unwrap().unwrap().revision, revision - 2);

@@ -156,6 +156,13 @@ impl Http {
         Self { client: reqwest::Client::new(), url: url.to_owned(), headers: Default::default() }
     }
 
+    /// The same caller from another address of this machine.
+    pub fn from(mut self, address: [u8; 4]) -> Self {
+        let client = reqwest::Client::builder().local_address(std::net::IpAddr::from(address));
+        self.client = client.build().unwrap();
+        self
+    }
+
     pub fn header(self, name: &'static str, value: &str) -> Self {
         self.header_bytes(name, value.as_bytes())
     }
