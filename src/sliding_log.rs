@@ -16,8 +16,11 @@ use chrono::{DateTime, TimeDelta};
 use crate::{
     clock::Clock,
     error::{Error, Result},
-    jetstream::{Message, PublishError, TOO_MANY_MESSAGES, publish_once},
+    jetstream::{Message, publish_once},
 };
+
+/// How often room is looked for.
+const TURNS: usize = 20;
 
 pub struct SlidingLog {
     pub jetstream: jetstream::Context,
@@ -40,10 +43,11 @@ impl SlidingLog {
     pub async fn admit(&self, caller: &str) -> Result<Admission> {
         let subject = format!("{}.{caller}", self.subject);
         let entry = Message { subject: subject.clone(), headers: HeaderMap::new(), payload: Bytes::new() };
-        loop {
+        // Each turn but the last removes an old entry, or finds that somebody else did.
+        for _ in 0..TURNS {
             match publish_once(&self.jetstream.client(), entry.clone()).await {
                 Ok(_) => return Ok(Admission::Admitted),
-                Err(PublishError::Refused { code: TOO_MANY_MESSAGES, .. }) => {
+                Err(error) if error.is_full() => {
                     if let Some(wait) = self.until_room(&subject).await? {
                         return Ok(Admission::Refused(wait));
                     }
@@ -51,6 +55,7 @@ impl SlidingLog {
                 Err(error) => return Err(unavailable(error.into())),
             }
         }
+        Err(unavailable("old entries are not removed".into()))
     }
 
     /// How long until the oldest entry leaves. None if it has left.
@@ -66,7 +71,7 @@ impl SlidingLog {
         // Clocks may differ: no entry is younger than new.
         let age = (self.clock.now() - entered).max(TimeDelta::zero()).to_std().unwrap_or_default();
         match self.window.checked_sub(age) {
-            Some(left) if !left.is_zero() => Ok(Some(left)),
+            Some(left) if !left.is_zero() => Ok(Some(left.max(Duration::from_millis(1)))),
             _ => {
                 // If somebody else was first it is gone, which is all that we want.
                 if let Err(error) = stream.delete_message(oldest.sequence).await {

@@ -36,6 +36,8 @@ pub struct Info {
     pub success: u16,
     /// The same for an answer that was given before.
     pub repeated: u16,
+    /// Whether one client address may only call it so often over HTTP.
+    pub limited_by_client: bool,
     pub routes: &'static [Route],
     /// The documentation: first line is the summary.
     pub about: &'static str,
@@ -103,6 +105,7 @@ macro_rules! operations {
                 scope: $scope:ident,
                 success: $success:literal,
                 $(repeated: $repeated:literal,)?
+                $(limited_by_client: $limited:literal,)?
                 routes: [$($http:ident $path:literal),* $(,)?],
             }
         )+
@@ -123,6 +126,7 @@ macro_rules! operations {
                     surface: $crate::api::Surface::$surface,
                     success: $success,
                     repeated: operations!(@or $($repeated)? $success),
+                    limited_by_client: operations!(@or $($limited)? false),
                     routes: &[$($crate::api::Route { method: $crate::api::Method::$http, path: $path }),*],
                     about: concat!($($about, "\n"),+),
                 };

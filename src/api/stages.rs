@@ -26,6 +26,7 @@ operations! {
         scope: Mint,
         success: 201,
         repeated: 200,
+        limited_by_client: true,
         routes: [Post "/stages"],
     }
 

@@ -7,6 +7,7 @@ mod ground;
 mod ids;
 mod load;
 mod noid;
+mod stages;
 
 use std::fmt;
 
@@ -64,7 +65,7 @@ impl fmt::Display for Row {
 pub async fn run(filter: &str, mut show: impl FnMut(&Row)) -> Vec<Row> {
     let ground = Ground::prepare().await;
     let mut rows = Vec::new();
-    for (name, measure) in ids::ROWS.iter().chain(noid::ROWS) {
+    for (name, measure) in ids::ROWS.iter().chain(noid::ROWS).chain(stages::ROWS) {
         if name.contains(filter) {
             let row = Row { name, measured: measure(&ground).await };
             show(&row);

@@ -9,6 +9,7 @@ mod noid;
 mod noid_tool;
 mod remote;
 mod serve;
+mod stage;
 mod streams;
 mod up;
 
@@ -58,6 +59,8 @@ enum Command {
     Bench(bench::Options),
     /// Make and tend noid pools, and mint from them.
     Noid(noid::Options),
+    /// Allocate stages, and look after the props and acts inside them.
+    Stage(stage::Options),
     /// Send one request over NATS and print the reply.
     Call(call::Options),
 }
@@ -93,6 +96,15 @@ fn print_to_reader(line: impl fmt::Display) -> Result<bool, Failure> {
     }
 }
 
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    print(serde_json::to_string(value)?)
+}
+
+/// Prints a name and a value, below each other's.
+fn print_row(name: &str, value: &dyn fmt::Display) -> Result<(), Failure> {
+    print(format_args!("{name:<12}{value}"))
+}
+
 impl Cli {
     pub async fn run(self) -> Outcome {
         let config = Config::load(self.common.config.as_deref())?;
@@ -109,6 +121,7 @@ impl Cli {
             }
             Command::Bench(options) => bench::run(options).await,
             Command::Noid(options) => noid::run(&config, options).await,
+            Command::Stage(options) => stage::run(&config, options).await,
             Command::Call(options) => call::run(&config, options).await,
         }
     }

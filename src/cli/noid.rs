@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use super::{
     Failure, Outcome,
     lines::{Beside, Lines},
-    print, print_to_reader,
+    print, print_json, print_row, print_to_reader,
     remote::{self, Remote},
 };
 use crate::{
@@ -276,31 +276,26 @@ fn show(pool: &Pool, json: bool) -> Result<(), Failure> {
     }
     let Pool { name, template, used, max, closed, last_mint, created, remaining, excluded, low_water, check_scope } =
         pool;
-    let row = |name: &str, value: &dyn std::fmt::Display| print(format_args!("{name:<12}{value}"));
-    row("name", name)?;
-    row("template", template)?;
-    row("used", used)?;
+    print_row("name", name)?;
+    print_row("template", template)?;
+    print_row("used", used)?;
     match remaining {
         Some(left) => {
-            row("max", max)?;
-            row("remaining", left)?;
+            print_row("max", max)?;
+            print_row("remaining", left)?;
         }
-        None => row("remaining", &"no end")?,
+        None => print_row("remaining", &"no end")?,
     }
     if let Some(excluded) = excluded {
-        row("excluded", excluded)?;
+        print_row("excluded", excluded)?;
     }
     if let Some(low_water) = low_water {
-        row("low water", low_water)?;
+        print_row("low water", low_water)?;
     }
     if check_scope.is_some() {
-        row("check", &"over what follows ark:/")?;
+        print_row("check", &"over what follows ark:/")?;
     }
-    row("state", if *closed { &"closed" } else { &"open" })?;
-    row("last mint", last_mint)?;
-    row("created", created)
-}
-
-fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    print(serde_json::to_string(value)?)
+    print_row("state", if *closed { &"closed" } else { &"open" })?;
+    print_row("last mint", last_mint)?;
+    print_row("created", created)
 }

@@ -38,10 +38,10 @@ fn address(text: &str) -> Option<IpAddr> {
 /// One client as a token of a subject. Who has an IPv6 address has a whole /64 of them.
 pub fn token(address: IpAddr) -> String {
     match address {
-        IpAddr::V4(address) => address.to_string().replace('.', "-"),
+        IpAddr::V4(address) => format!("v4-{}", address.to_string().replace('.', "-")),
         IpAddr::V6(address) => {
             let [a, b, c, d, ..] = address.segments();
-            format!("{a:x}-{b:x}-{c:x}-{d:x}")
+            format!("v6-{a:x}-{b:x}-{c:x}-{d:x}")
         }
     }
 }
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn a_client_is_one_token_and_an_ipv6_network_is_one_client() {
         let token = |text: &str| super::token(text.parse().unwrap());
-        assert_eq!(token("192.0.2.1"), "192-0-2-1");
+        assert_eq!(token("192.0.2.1"), "v4-192-0-2-1");
         assert_eq!(token("2001:db8:0:7::1"), token("2001:db8:0:7:ffff::2"));
         assert_ne!(token("2001:db8:0:7::1"), token("2001:db8:0:8::1"));
     }

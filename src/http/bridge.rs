@@ -99,8 +99,10 @@ async fn understand<O: Operation>(
             Some(caller)
         }
     };
-    if let Some(Client(address)) = parts.extensions.get() {
-        ready.limits.admit_client::<O>(*address).await?;
+    if info.limited_by_client {
+        let Client(address) = parts.extensions.get().expect("the edge knows the client");
+        // Boxed because it is rare, and every request would have to hold it.
+        Box::pin(ready.limits.admit_client(*address)).await?;
     }
     let mut params = Params::default();
     path.into_iter().try_for_each(|(name, value)| params.add_text(name, value))?;

@@ -113,6 +113,7 @@ fn stage_text(error: &Error) -> &str {
     match error.code {
         Code::Internal => "An internal server error occurred.",
         Code::RateLimited => "Too many requests.",
+        Code::Unavailable => "The service is unavailable. Please retry shortly.",
         _ => &error.message,
     }
 }

@@ -31,11 +31,12 @@ pub struct Client(pub IpAddr);
 pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let trace = Trace::from_header(text(request.headers(), Trace::HEADER)).or_begin();
-    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.ip());
-    let client = peer.map(|peer| Client(address::client(peer, request.headers(), &app.config.http.trusted_proxies)));
+    let peer = request.extensions().get().map(|ConnectInfo(peer): &ConnectInfo<SocketAddr>| peer.ip());
+    let peer = peer.expect("the server is told who connects");
+    let client = address::client(peer, request.headers(), &app.config.http.trusted_proxies);
     let span = tracing::info_span!(
         "http",
-        client = client.map(|Client(address)| tracing::field::display(address)),
+        %client,
         method = %request.method(),
         path = request.uri().path(),
         trace_id = trace.id(),
@@ -45,7 +46,7 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = known(request.method());
     request.extensions_mut().insert(trace);
-    client.map(|client| request.extensions_mut().insert(client));
+    request.extensions_mut().insert(Client(client));
 
     let limit = app.config.http.request_timeout;
     let answer = timeout(limit, AssertUnwindSafe(next.run(request)).catch_unwind());

@@ -1,7 +1,6 @@
 //! How many requests one caller may make.
 
 use std::{
-    any::TypeId,
     net::IpAddr,
     num::NonZeroU32,
     sync::atomic::{AtomicU32, Ordering},
@@ -13,7 +12,7 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter, clock::Clock as _, c
 use super::address;
 use crate::{
     access::Caller,
-    api::{Info, Operation, Surface, stages::AllocateStage},
+    api::{Info, Surface},
     clock::Clock,
     config::{Config, RateLimit},
     error::{Code, Error, Result},
@@ -47,11 +46,9 @@ impl Limits {
     }
 
     /// Whether a client may ask for this now, whoever he is.
-    pub async fn admit_client<O: Operation>(&self, client: IpAddr) -> Result<()> {
-        let is_limited = TypeId::of::<O>() == TypeId::of::<AllocateStage>();
-        let Some(log) = self.stages.as_ref().filter(|_| is_limited) else { return Ok(()) };
-        // Boxed because it is rare, and every request would have to hold it.
-        match Box::pin(log.admit(&address::token(client))).await? {
+    pub async fn admit_client(&self, client: IpAddr) -> Result<()> {
+        let Some(log) = &self.stages else { return Ok(()) };
+        match log.admit(&address::token(client)).await? {
             Admission::Admitted => Ok(()),
             Admission::Refused(wait) => {
                 let RateLimit { requests, window } = self.stage_rule;

@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use async_nats::{
     Client, HeaderMap, header,
-    jetstream::{
-        self,
-        consumer::{DeliverPolicy, pull},
-        stream::LastRawMessageErrorKind,
-    },
+    jetstream::{self, consumer::pull, stream::LastRawMessageErrorKind},
 };
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use futures::{StreamExt, TryStreamExt};
+use tokio::time::timeout;
 
 use super::{
     batch::publish_batch,
     publish::{CasError, Message, publish_once},
 };
 use crate::error::{Error, Result};
+
+/// How long the history of one key may take.
+const HISTORY: Duration = Duration::from_secs(10);
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -35,16 +35,8 @@ pub struct Entry {
     pub revision: u64,
 }
 
-/// A value that a key has or had.
-#[derive(Debug, Clone)]
-pub struct Written {
-    pub key: String,
-    pub value: Bytes,
-    pub at: DateTime<Utc>,
-}
-
-/// A value to be written if the key is still at the expected revision; 0 means that there is none. Without one it is
-/// written in any case, or if the others of its batch are.
+/// A value to be written if the key is still at the expected revision; 0 means that there is none. Without one it has no
+/// condition of its own.
 #[derive(Debug, Clone)]
 pub struct Write {
     pub key: String,
@@ -80,39 +72,44 @@ impl Bucket {
         }
     }
 
-    /// The values that a key had, in their order. Keys that expire leave nothing.
-    pub async fn history(&self, key: &str) -> Result<Vec<Written>> {
-        self.values(key, 0).await
+    /// The values that a key had, with the time of each, in their order. Keys that expire leave nothing.
+    pub async fn history(&self, key: &str) -> Result<Vec<(DateTime<Utc>, Bytes)>> {
+        let unfinished = || self.unreadable("its history was not read to the end");
+        timeout(HISTORY, self.read_history(key)).await.unwrap_or_else(|_| Err(unfinished()))?.ok_or_else(unfinished)
     }
 
-    /// The stored values of the keys that match a pattern, from a revision on, in the order in which they were written.
-    pub async fn values(&self, pattern: &str, from: u64) -> Result<Vec<Written>> {
-        let config = pull::OrderedConfig {
-            filter_subject: self.subject(pattern),
-            deliver_policy: match from {
-                0 => DeliverPolicy::All,
-                start_sequence => DeliverPolicy::ByStartSequence { start_sequence },
-            },
-            ..Default::default()
-        };
+    /// None if it ends before its end.
+    async fn read_history(&self, key: &str) -> Result<Option<Vec<(DateTime<Utc>, Bytes)>>> {
+        let config = pull::OrderedConfig { filter_subject: self.subject(key), ..Default::default() };
         let consumer = self.stream().await?.create_consumer(config).await.map_err(|error| self.unreadable(error))?;
         let mut values = Vec::new();
         if consumer.cached_info().num_pending == 0 {
-            return Ok(values);
+            return Ok(Some(values));
         }
-        let start = self.subject("").len();
         let mut messages = consumer.messages().await.map_err(|error| self.unreadable(error))?;
         while let Some(message) = messages.next().await {
             let message = message.map_err(|error| self.unreadable(error))?;
             let info = message.info().map_err(|error| self.unreadable(error))?;
             let at = DateTime::from_timestamp_nanos(info.published.unix_timestamp_nanos() as i64);
             let last = info.pending == 0;
-            values.push(Written { key: message.subject[start..].to_owned(), value: message.payload.clone(), at });
+            values.push((at, message.payload.clone()));
             if last {
-                break;
+                return Ok(Some(values));
             }
         }
-        Ok(values)
+        Ok(None)
+    }
+
+    /// The first value from a revision on of a key that matches a pattern, as the leader has it.
+    pub async fn next(&self, pattern: &str, from: u64) -> Result<Option<(String, Entry)>> {
+        match self.stream().await?.get_first_raw_message_by_subject(self.subject(pattern), from).await {
+            Ok(message) => {
+                let key = message.subject[self.subject("").len()..].to_owned();
+                Ok(Some((key, Entry { value: message.payload, revision: message.sequence })))
+            }
+            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Ok(None),
+            Err(error) => Err(self.unreadable(error)),
+        }
     }
 
     /// The keys that match a pattern, such as `noid.*`, as the leader has them.

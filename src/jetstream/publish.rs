@@ -21,9 +21,9 @@ const WRONG_LAST_SEQUENCE: u64 = 10071;
 /// The same on replicated streams, while the leader still has another write of the subject in hand.
 const WRONG_LAST_SEQUENCE_IN_FLIGHT: u64 = 10164;
 /// The first copy of this message id is still being replicated: ask again.
-pub const DUPLICATE_IN_PROCESS: u64 = 10158;
-/// The stream, or the subject in it, has as many messages as it may have.
-pub const TOO_MANY_MESSAGES: u64 = 10077;
+const DUPLICATE_IN_PROCESS: u64 = 10158;
+/// Any reason for which the store takes no more.
+const STORE_FAILED: u64 = 10077;
 
 /// A message for a stream.
 #[derive(Debug, Clone)]
@@ -64,6 +64,13 @@ pub enum PublishError {
     Unknown(String),
 }
 
+impl PublishError {
+    /// Whether the stream, or the subject in it, has as many messages as it may have.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Refused { code: STORE_FAILED, description } if description.contains("maximum messages"))
+    }
+}
+
 /// Why a compare-and-set did not answer with a revision.
 #[derive(Debug, thiserror::Error)]
 pub enum CasError {
@@ -95,11 +102,20 @@ pub async fn publish_once(client: &Client, message: Message) -> Result<Ack, Publ
 pub async fn publish(client: &Client, message: &Message, limit: Duration) -> Result<Ack, PublishError> {
     let deadline = Instant::now() + limit;
     let mut pause = Duration::from_millis(50);
+    let mut in_doubt = None;
     loop {
         let error = match publish_once(client, message.clone()).await {
             Ok(ack) => return Ok(ack),
-            Err(error @ PublishError::Refused { code, .. }) if code != DUPLICATE_IN_PROCESS => return Err(error),
+            Err(PublishError::Refused { code: DUPLICATE_IN_PROCESS, description }) => {
+                PublishError::Unknown(description)
+            }
+            Err(error @ PublishError::Refused { .. }) => return Err(error),
             Err(error) => error,
+        };
+        // What may once have been stored may be stored, whatever comes later.
+        let error = match error {
+            PublishError::Unknown(problem) => PublishError::Unknown(in_doubt.insert(problem).clone()),
+            error => in_doubt.clone().map_or(error, PublishError::Unknown),
         };
         let jittered = pause.mul_f64(rand::random_range(0.5..1.0));
         if Instant::now() + jittered >= deadline {

@@ -20,6 +20,8 @@ const FILES: &[(&str, &str)] = &[
 
 const STREAM_NOT_FOUND: u64 = 10059;
 
+const FIRST_SEQUENCE: &str = "first_seq";
+
 /// One file of `streams/`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -175,7 +177,7 @@ fn compare(declaration: &Declaration, live: Option<&Live>) -> Drift {
     let Some(live) = live else {
         return Drift { stream, missing: true, changes: Vec::new() };
     };
-    let changes = declaration
+    let mut changes: Vec<Change> = declaration
         .config
         .iter()
         .filter_map(|(field, declared)| {
@@ -190,6 +192,11 @@ fn compare(declaration: &Declaration, live: Option<&Live>) -> Drift {
             })
         })
         .collect();
+    if changes.iter().any(|change| change.field == FIRST_SEQUENCE) {
+        // How many there may be was computed from another beginning.
+        let most = changes.iter_mut().find(|change| change.field == "max_msgs");
+        most.map(|most| most.loses.get_or_insert_with(|| format!("{FIRST_SEQUENCE} is another one")));
+    }
     Drift { stream, missing: false, changes }
 }
 
@@ -215,7 +222,7 @@ fn loss(field: &str, live: &Value, declared: &Value) -> Option<String> {
         }
         "duplicate_window" if tighter => Some("repeats inside the old window would be taken for new".into()),
         "num_replicas" if tighter => Some("copies would be given up".into()),
-        "first_seq" => Some("it counts only when the stream is made; sequences go on from where they are".into()),
+        FIRST_SEQUENCE => Some("it counts only when the stream is made; sequences go on from where they are".into()),
         "discard" if declared == "old" => Some("a full stream would delete its oldest messages".into()),
         "retention" | "storage" => Some("the server can't change it; the stream would have to be made anew".into()),
         "subjects" => {
@@ -254,6 +261,7 @@ mod tests {
     #[test]
     fn what_is_set_in_the_configuration_is_changed_in_both_directions() {
         let mut config = Config::from_parts(None, Default::default()).unwrap();
+        config.stages.first_id = 100;
         let live = |config: &Config| {
             let declaration = declarations(config).pop().unwrap();
             let live = json!({ "created": "", "state": { "last_seq": 0 }, "config": declaration.config });
@@ -261,11 +269,11 @@ mod tests {
         };
         let (_, before) = live(&config);
         config.stages.idempotency_window /= 2;
-        config.stages.first_id = 100;
+        config.stages.first_id = 1;
         let (after, _) = live(&config);
         let changes = compare(&after, Some(&before)).changes;
         let kept: Vec<_> = changes.iter().map(|change| (&*change.field, change.loses.is_some())).collect();
-        assert_eq!(kept, [("first_seq", true), ("max_msgs", true), ("duplicate_window", false)]);
+        assert_eq!(kept, [("duplicate_window", false), ("first_seq", true), ("max_msgs", true)]);
     }
 
     #[test]

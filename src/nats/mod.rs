@@ -181,7 +181,7 @@ fn begin(
     let context = Context {
         idempotency_key: header(request, IdempotencyKey::HEADER).map(str::parse).transpose()?,
         trace: Trace::from_header(header(request, Trace::HEADER)),
-        named: Context::name(header(request, Context::NAME_HEADER).or_else(|| header(request, MESSAGE_ID))),
+        named: Context::name(header(request, MESSAGE_ID).or_else(|| header(request, Context::NAME_HEADER))),
     };
     let span = context.trace.id().map(|trace_id| tracing::info_span!("nats", trace_id));
     let answer = operation.answer(encoding, names, request.message.payload.clone(), context);

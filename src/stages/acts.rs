@@ -1,7 +1,7 @@
 //! Acts: the states that props of a stage shall take.
 
 use super::{
-    Key, Stages,
+    Edit, Key, Stages,
     contents::{self, Contents},
 };
 use crate::{
@@ -22,13 +22,9 @@ impl Handle<CreateAct> for Stages {
         }
         let create = move |contents: &mut Contents| {
             let id = contents.create_act(wanted.name.as_deref(), &wanted.target_prop_states)?;
-            Ok(describe(contents.stage(), id, contents.act(id)?))
+            Ok(Edit { answer: describe(contents.stage(), id, contents.act(id)?), is_news: true })
         };
-        let committed = self.change(&call, create).await?;
-        if committed.revision != 0 {
-            self.tell("act-created", &call.context, &committed.answer.key, &committed.answer);
-        }
-        Ok(committed.answer)
+        Ok(self.change(&call, "act-created", create).await?.answer)
     }
 }
 
@@ -37,13 +33,9 @@ impl Handle<UpdateAct> for Stages {
         let wanted = call.request.clone();
         let update = move |contents: &mut Contents| {
             contents.update_act(wanted.id, wanted.revision, wanted.name.as_deref(), &wanted.target_prop_states)?;
-            Ok(describe(contents.stage(), wanted.id, contents.act(wanted.id)?))
+            Ok(Edit { answer: describe(contents.stage(), wanted.id, contents.act(wanted.id)?), is_news: true })
         };
-        let committed = self.change(&call, update).await?;
-        if committed.revision != 0 {
-            self.tell("act-updated", &call.context, &committed.answer.key, &committed.answer);
-        }
-        Ok(committed.answer)
+        Ok(self.change(&call, "act-updated", update).await?.answer)
     }
 }
 

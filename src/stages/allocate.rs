@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Stages, allocations::Given, never_allocated, number};
+use super::{Stages, allocator::Given, number};
 use crate::{
     api::{
         Call, Context, Handle,
@@ -15,26 +14,12 @@ use crate::{
     error::{Error, Result},
 };
 
-/// What is told of a new stage.
-#[derive(Serialize)]
-struct Allocated {
-    stage_id: i32,
-    request_id: Uuid,
-}
-
 impl Handle<AllocateStage> for Stages {
     async fn handle(&self, call: Call<AllocateStage>) -> Result<StageId> {
         let began = Instant::now();
         let request_id = request_id(&call)?;
         let Given { stage: stage_id, repeated } = self.allocator.allocate(request_id).await?;
         metrics::histogram!("tidemark_stage_allocation_seconds").record(began.elapsed().as_secs_f64());
-        tracing::info!(stage_id, %request_id, repeated, "stage allocated");
-        if repeated {
-            metrics::counter!("tidemark_stage_repeated_total").increment(1);
-        } else {
-            metrics::counter!("tidemark_stage_allocated_total").increment(1);
-            self.events.tell(format_args!("stage.allocated"), &Allocated { stage_id, request_id });
-        }
         Ok(StageId { stage_id, repeated })
     }
 }
@@ -42,7 +27,7 @@ impl Handle<AllocateStage> for Stages {
 impl Handle<GetStage> for Stages {
     async fn handle(&self, call: Call<GetStage>) -> Result<Stage> {
         let stage_id = number(&call.target)?;
-        let found = self.allocations.find(stage_id).await?.ok_or_else(|| never_allocated(stage_id))?;
+        let found = self.allocation(stage_id).await?;
         let count = |contents: &mut super::Contents| Ok((contents.props().count(), contents.acts().count()));
         let (props, acts) = self.look(&call.target, count).await?;
         Ok(Stage {

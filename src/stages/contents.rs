@@ -18,12 +18,16 @@ use crate::{
     watermark::{Older, Parts, State},
 };
 
-/// What a stage may have had over time, so that a process can hold it.
-const MOST_PROPS: i32 = 100_000;
-const MOST_ACTS: i32 = 10_000;
+/// What a stage may have had over time, so that a process can hold it and read it in a moment.
+const MOST_PROPS: i32 = 20_000;
+const MOST_ACTS: i32 = 2_000;
 
-/// States of one act.
-const MOST_STATES: usize = 5_000;
+/// States of one act, and of all acts of a stage.
+const MOST_STATES: usize = 2_000;
+const MOST_STATES_OF_ALL: usize = 200_000;
+
+/// Edits of others that are read one by one. If there are more, everything is read again, side by side.
+const FEW: u64 = 50;
 
 const MOST_PATH: usize = 1024;
 const MOST_NAME: usize = 255;
@@ -47,7 +51,7 @@ struct Inside {
     props: BTreeMap<i32, Arc<Prop>>,
     acts: BTreeMap<i32, Arc<Act>>,
     /// The registered ones, by their path in small letters.
-    by_path: HashMap<String, i32>,
+    by_path: HashMap<Arc<str>, i32>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,6 +59,8 @@ pub struct Prop {
     pub path: String,
     /// False once it is unregistered: acts may still name it.
     pub registered: bool,
+    /// Which of the stage's edits made it so.
+    edit: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -64,6 +70,7 @@ pub struct Act {
     /// By prop id.
     pub states: BTreeMap<i32, i32>,
     pub revision: i64,
+    edit: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +105,7 @@ impl Contents {
     }
 
     pub fn prop_by_path(&self, path: &str) -> Result<(i32, &Prop)> {
-        let id = self.inside.by_path.get(&path.to_ascii_lowercase());
+        let id = self.inside.by_path.get(&*path.to_ascii_lowercase());
         let id = *id.ok_or_else(|| not_found(format!("no prop with this path is registered: {path}")))?;
         Ok((id, self.prop(id)?))
     }
@@ -112,23 +119,23 @@ impl Contents {
     pub fn register(&mut self, path: &str) -> Result<(i32, bool)> {
         check_path(path)?;
         let folded = path.to_ascii_lowercase();
-        if let Some(id) = self.inside.by_path.get(&folded) {
+        if let Some(id) = self.inside.by_path.get(&*folded) {
             return Ok((*id, true));
         }
         let id = next(self.last_prop, MOST_PROPS, "props")?;
         self.last_prop = id;
-        let inside = self.edit(Part::Prop(id));
-        inside.by_path.insert(folded, id);
-        inside.props.insert(id, Arc::new(Prop { path: path.to_owned(), registered: true }));
+        let (inside, edit) = self.edit(Part::Prop(id));
+        inside.by_path.insert(folded.into(), id);
+        inside.props.insert(id, Arc::new(Prop { path: path.to_owned(), registered: true, edit }));
         Ok((id, false))
     }
 
     /// Unregisters a prop. Its id stays taken.
     pub fn unregister(&mut self, id: i32) -> Result<Prop> {
         let prop = self.prop(id)?.clone();
-        let inside = self.edit(Part::Prop(id));
-        inside.by_path.remove(&prop.path.to_ascii_lowercase());
-        inside.props.insert(id, Arc::new(Prop { registered: false, ..prop.clone() }));
+        let (inside, edit) = self.edit(Part::Prop(id));
+        inside.by_path.remove(&*prop.path.to_ascii_lowercase());
+        inside.props.insert(id, Arc::new(Prop { registered: false, edit, ..prop.clone() }));
         Ok(prop)
     }
 
@@ -137,8 +144,8 @@ impl Contents {
         check_name(name)?;
         let states = self.states(id, states)?;
         self.last_act = id;
-        let act = Act { name: name.map(str::to_owned), states, revision: 1 };
-        self.edit(Part::Act(id)).acts.insert(id, Arc::new(act));
+        let (inside, edit) = self.edit(Part::Act(id));
+        inside.acts.insert(id, Arc::new(Act { name: name.map(str::to_owned), states, revision: 1, edit }));
         Ok(id)
     }
 
@@ -154,8 +161,9 @@ impl Contents {
         }
         check_name(name)?;
         let states = self.states(id, states)?;
-        let act = Act { name: name.map(str::to_owned).or(old_name), states, revision: revision + 1 };
-        self.edit(Part::Act(id)).acts.insert(id, Arc::new(act));
+        let name = name.map(str::to_owned).or(old_name);
+        let (inside, edit) = self.edit(Part::Act(id));
+        inside.acts.insert(id, Arc::new(Act { name, states, revision: revision + 1, edit }));
         Ok(())
     }
 
@@ -178,6 +186,10 @@ impl Contents {
         if wanted.len() > MOST_STATES {
             return Err(Error::field(FIELD, format!("an act has at most {MOST_STATES} of them, not {}", wanted.len())));
         }
+        let others = self.acts().filter(|(id, _)| *id != act).map(|(_, other)| other.states.len());
+        if others.sum::<usize>() + wanted.len() > MOST_STATES_OF_ALL {
+            return Err(Error::field(FIELD, format!("all acts of a stage together have at most {MOST_STATES_OF_ALL}")));
+        }
         let act = Key::of_act(self.stage, act);
         wanted
             .iter()
@@ -192,10 +204,11 @@ impl Contents {
             .collect()
     }
 
-    fn edit(&mut self, part: Part) -> &mut Inside {
+    /// What is to be edited, and the number of the edit.
+    fn edit(&mut self, part: Part) -> (&mut Inside, u64) {
         self.edits += 1;
         self.changed.insert(part);
-        Arc::make_mut(&mut self.inside)
+        (Arc::make_mut(&mut self.inside), self.edits)
     }
 }
 
@@ -207,17 +220,26 @@ impl PartialEq for Contents {
 
 impl State for Contents {
     async fn complete(&mut self, older: Option<Older<'_, Self>>, parts: Parts<'_>) -> Result<()> {
-        let revision = older.as_ref().map_or(0, |older| older.revision);
-        if let Some(older) = older {
-            self.inside = older.state.inside.clone();
-            if *self == *older.state {
+        let (mut inside, parts) = match older {
+            Some(older) if *self == *older.state => {
+                self.inside = older.state.inside.clone();
                 return Ok(());
             }
+            Some(older) if self.edits.abs_diff(older.state.edits) <= FEW => {
+                (Inside::clone(&older.state.inside), parts.written_after(older.revision).await?)
+            }
+            _ => (Inside::default(), parts.all().await?),
+        };
+        let mut newest = 0;
+        for (name, value) in parts {
+            let edit = inside.put(&name, &value);
+            newest = newest.max(edit.map_err(|problem| Error::internal(format!("{name} is broken: {problem}")))?);
         }
-        let inside = Arc::make_mut(&mut self.inside);
-        for (name, value) in parts.written_after(revision).await? {
-            inside.put(&name, &value).map_err(|problem| Error::internal(format!("{name} is broken: {problem}")))?;
+        // A server that lags behind knows the stage, but not yet what the last edit has made.
+        if newest < self.edits {
+            return Err(Error::unavailable("the last edit of the stage could not be read"));
         }
+        self.inside = Arc::new(inside);
         Ok(())
     }
 
@@ -227,35 +249,38 @@ impl State for Contents {
                 Part::Prop(id) => (format!("prop.{id}"), serde_json::to_vec(&self.inside.props[&id])),
                 Part::Act(id) => (format!("act.{id}"), serde_json::to_vec(&self.inside.acts[&id])),
             };
-            (name, value.unwrap_or_default().into())
+            (name, value.expect("numbers and text are JSON").into())
         };
         std::mem::take(&mut self.changed).into_iter().map(part).collect()
     }
 }
 
 impl Inside {
-    /// Takes in a part as it was read.
-    fn put(&mut self, name: &str, value: &[u8]) -> Result<(), String> {
+    /// Takes in a part as it was read, and tells the edit that made it.
+    fn put(&mut self, name: &str, value: &[u8]) -> Result<u64, String> {
         let (kind, id) = name.split_once('.').ok_or("its name has no id")?;
         let id: i32 = id.parse().map_err(|_| "its id is no number")?;
         let broken = |error: serde_json::Error| error.to_string();
         match kind {
             "prop" => {
                 let prop: Prop = serde_json::from_slice(value).map_err(broken)?;
-                let path = prop.path.to_ascii_lowercase();
+                let (path, edit) = (prop.path.to_ascii_lowercase(), prop.edit);
                 if prop.registered {
-                    self.by_path.insert(path, id);
-                } else if self.by_path.get(&path) == Some(&id) {
-                    self.by_path.remove(&path);
+                    self.by_path.insert(path.into(), id);
+                } else if self.by_path.get(&*path) == Some(&id) {
+                    self.by_path.remove(&*path);
                 }
                 self.props.insert(id, Arc::new(prop));
+                Ok(edit)
             }
             "act" => {
-                self.acts.insert(id, Arc::new(serde_json::from_slice(value).map_err(broken)?));
+                let act: Act = serde_json::from_slice(value).map_err(broken)?;
+                let edit = act.edit;
+                self.acts.insert(id, Arc::new(act));
+                Ok(edit)
             }
-            _ => return Err("nothing of this kind is known".into()),
+            _ => Err("nothing of this kind is known".into()),
         }
-        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@
 mod acts;
 mod allocate;
 mod allocations;
+mod allocator;
 mod contents;
 mod key;
 mod props;
@@ -17,13 +18,13 @@ use std::{
     time::Duration,
 };
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use key::Key;
 
 use crate::{
     api::{
-        Call, Context, Name, Operation,
+        Call, Name, Operation,
         stages::{
             AllocateStage, CreateAct, GetAct, GetProp, GetStage, ListActs, ListProps, RegisterProp, ResolveAct,
             UnregisterProp, UpdateAct,
@@ -34,9 +35,10 @@ use crate::{
     events::Events,
     gateway::Hosted,
     jetstream::Bucket,
-    watermark::{Cells, Committed, Once, RequestId},
+    watermark::{Cells, Once, RequestId},
 };
-use allocations::{Allocations, Allocator};
+use allocations::{Allocation, Allocations};
+use allocator::Allocator;
 use contents::Contents;
 
 /// Answers the operations on stages.
@@ -53,10 +55,10 @@ pub struct Stages {
 impl Stages {
     pub fn new(jetstream: async_nats::jetstream::Context, events: Events, config: &Config, instance: Arc<str>) -> Self {
         let (prefix, deadline) = (&config.nats.prefix, config.watermark.deadline);
-        let allocations = Allocations::new(jetstream.clone(), prefix, instance.clone(), deadline);
+        let allocations = Allocations::new(jetstream.clone(), prefix, instance.clone());
         let bucket = Bucket::new(jetstream, format!("{prefix}_stage_contents"));
         Self {
-            allocator: allocations.clone().start(),
+            allocator: Allocator::start(allocations.clone(), events.clone(), deadline),
             allocations,
             contents: Cells::new(bucket, instance, deadline),
             met: RwLock::default(),
@@ -94,53 +96,75 @@ impl Stages {
         Ok(self.contents.change(&stage.to_string(), None, look).await?.answer)
     }
 
-    /// Changes what is inside a stage. With an `Idempotency-Key` it happens once, and the answer counts as repeated later.
+    /// Changes what is inside a stage, and tells it. With an `Idempotency-Key` it happens once.
     async fn change<O: Operation<Target = Name>, A: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         call: &Call<O>,
-        mut change: impl FnMut(&mut Contents) -> Result<A> + Send + 'static,
-    ) -> Result<Committed<A>> {
-        let stage = self.existing(&call.target).await?;
+        event: &'static str,
+        mut change: impl FnMut(&mut Contents) -> Result<Edit<A>> + Send + 'static,
+    ) -> Result<Edit<A>> {
+        let stage_id = self.existing(&call.target).await?;
         let change = move |state: &mut Option<Contents>| match state {
             Some(contents) => change(contents),
             None => {
-                let mut contents = Contents::of(stage);
-                let answer = change(&mut contents)?;
+                let mut contents = Contents::of(stage_id);
+                let edit = change(&mut contents)?;
                 *state = Some(contents);
-                Ok(answer)
+                Ok(edit)
             }
         };
-        let (key, request) = (stage.to_string(), call.context.request_id());
-        match Once::of(call, self.idempotency_window)? {
-            Some(once) => self.contents.change_once(&key, request, once, change).await,
-            None => self.contents.change(&key, request, change).await,
-        }
+        let once = Once::of(call, self.idempotency_window)?;
+        let (contents, events, request_id) = (self.contents.clone(), self.events.clone(), call.context.request_id());
+        // Goes on if the caller leaves: what has happened is told.
+        let changed = tokio::spawn(async move {
+            let key = stage_id.to_string();
+            let committed = match once {
+                Some(once) => contents.change_once(&key, request_id.clone(), once, change).await?,
+                None => contents.change(&key, request_id.clone(), change).await?,
+            };
+            let mut edit = committed.answer;
+            edit.is_news &= committed.revision != 0;
+            if edit.is_news {
+                let told = Told { stage_id, request_id, what: &edit.answer };
+                events.tell(format_args!("stage.{event}.{stage_id}"), &told);
+            }
+            Ok(edit)
+        });
+        changed.await.map_err(Error::internal)?
     }
 
     /// The id of a stage that was allocated.
     async fn existing(&self, name: &Name) -> Result<i32> {
         let stage = number(name)?;
         if !self.met.read().expect(UNBROKEN).contains(&stage) {
-            self.allocations.find(stage).await?.ok_or_else(|| never_allocated(stage))?;
-            self.met.write().expect(UNBROKEN).insert(stage);
+            self.allocation(stage).await?;
         }
         Ok(stage)
     }
+
+    async fn allocation(&self, stage: i32) -> Result<Allocation> {
+        let unknown = || Error::new(Code::NotFound, format!("stage {stage} was never allocated"));
+        let allocation = self.allocations.find(stage).await?.ok_or_else(unknown)?;
+        self.met.write().expect(UNBROKEN).insert(stage);
+        Ok(allocation)
+    }
 }
 
-impl Stages {
-    /// Tells what has changed inside a stage.
-    fn tell(&self, what: &str, context: &Context, key: &Key, fact: &impl Serialize) {
-        #[derive(Serialize)]
-        struct Edited<'a, F> {
-            stage_id: i32,
-            request_id: RequestId,
-            #[serde(flatten)]
-            fact: &'a F,
-        }
-        let edited = Edited { stage_id: key.stage, request_id: context.request_id(), fact };
-        self.events.tell(format_args!("stage.{what}.{}", key.stage), &edited);
-    }
+/// What a change has made of the inside of a stage.
+#[derive(Serialize, Deserialize)]
+struct Edit<A> {
+    answer: A,
+    /// Whether anything is new.
+    is_news: bool,
+}
+
+/// What is told of a change.
+#[derive(Serialize)]
+struct Told<'a, A> {
+    stage_id: i32,
+    request_id: RequestId,
+    #[serde(flatten)]
+    what: &'a A,
 }
 
 const UNBROKEN: &str = "no panic while the stages are held";
@@ -149,8 +173,4 @@ const UNBROKEN: &str = "no panic while the stages are held";
 fn number(name: &Name) -> Result<i32> {
     let number = name.as_str().parse().ok().filter(|number: &i32| *number > 0 && number.to_string() == name.as_str());
     number.ok_or_else(|| Error::field("stage", format!("must be a whole number from 1 to {}", i32::MAX)))
-}
-
-fn never_allocated(stage: i32) -> Error {
-    Error::new(Code::NotFound, format!("stage {stage} was never allocated"))
 }

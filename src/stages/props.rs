@@ -1,9 +1,7 @@
 //! Props: the registry of a stage.
 
-use serde::{Deserialize, Serialize};
-
 use super::{
-    Key, Stages,
+    Edit, Key, Stages,
     contents::{self, Contents},
 };
 use crate::{
@@ -14,28 +12,15 @@ use crate::{
     error::{Error, Result},
 };
 
-/// A registration, as it is remembered for a repeat.
-#[derive(Serialize, Deserialize)]
-struct Registered {
-    prop: Prop,
-    #[serde(skip)]
-    was_there: bool,
-}
-
 impl Handle<RegisterProp> for Stages {
     async fn handle(&self, call: Call<RegisterProp>) -> Result<Prop> {
         let path = call.request.path.clone();
         let register = move |contents: &mut Contents| {
             let (id, was_there) = contents.register(&path)?;
-            Ok(Registered { prop: describe(contents.stage(), id, contents.prop(id)?), was_there })
+            Ok(Edit { answer: describe(contents.stage(), id, contents.prop(id)?), is_news: !was_there })
         };
-        let committed = self.change(&call, register).await?;
-        let Registered { mut prop, was_there } = committed.answer;
-        prop.repeated = was_there || committed.revision == 0;
-        if !prop.repeated {
-            self.tell("prop-registered", &call.context, &prop.key, &prop);
-        }
-        Ok(prop)
+        let Edit { answer, is_news } = self.change(&call, "prop-registered", register).await?;
+        Ok(Prop { repeated: !is_news, ..answer })
     }
 }
 
@@ -78,13 +63,9 @@ impl Handle<UnregisterProp> for Stages {
         let id = call.request.id;
         let unregister = move |contents: &mut Contents| {
             let prop = contents.unregister(id)?;
-            Ok(describe(contents.stage(), id, &prop))
+            Ok(Edit { answer: describe(contents.stage(), id, &prop), is_news: true })
         };
-        let committed = self.change(&call, unregister).await?;
-        if committed.revision != 0 {
-            self.tell("prop-unregistered", &call.context, &committed.answer.key, &committed.answer);
-        }
-        Ok(committed.answer)
+        Ok(self.change(&call, "prop-unregistered", unregister).await?.answer)
     }
 }
 

@@ -16,7 +16,7 @@ use std::{
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use futures::future::join_all;
+use futures::{StreamExt, TryStreamExt, future::join_all, stream};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     sync::{
@@ -35,9 +35,12 @@ use crate::{
     jetstream::{Bucket, CasError, Write},
 };
 
-/// Changes that share one write. An atomic batch may have 1,000 messages: the counter, an answer to be remembered for each
-/// change, and new parts.
-const GROUP: usize = 900;
+/// Changes that share one write. An atomic batch may have 1,000 messages: the state, and for each change an answer to be
+/// remembered and a part, and some parts more.
+const GROUP: usize = 450;
+
+/// Parts that are read at the same time.
+const AT_ONCE: usize = 64;
 
 /// Changes that may wait for one key before callers have to.
 const QUEUE: usize = 4096;
@@ -132,12 +135,26 @@ impl Parts<'_> {
         entry.map(|entry| entry.value).ok_or_else(|| Error::internal(format!("{key} is missing")))
     }
 
-    /// The parts that were written after a revision, each under its name as it stands now.
+    /// All parts by their names.
+    pub async fn all(self) -> Result<Vec<(String, Bytes)>> {
+        let keys = self.bucket.keys(&part(self.key, ">")).await.inspect_err(|_| storage_error("read"))?;
+        let names = keys.into_iter().map(|key| self.name(&key));
+        let read = async |name: String| self.read(&name).await.map(|value| (name, value));
+        stream::iter(names).map(read).buffer_unordered(AT_ONCE).try_collect().await
+    }
+
+    /// The parts that were written after a revision, one after the other: for a few.
     pub async fn written_after(self, revision: u64) -> Result<Vec<(String, Bytes)>> {
-        let values = self.bucket.values(&part(self.key, ">"), revision + 1).await;
-        let values = values.inspect_err(|_| storage_error("read"))?;
-        let start = part(self.key, "").len();
-        Ok(values.into_iter().map(|past| (past.key[start..].to_owned(), past.value)).collect())
+        let (pattern, mut from, mut parts) = (part(self.key, ">"), revision + 1, Vec::new());
+        while let Some((key, entry)) = self.bucket.next(&pattern, from).await.inspect_err(|_| storage_error("read"))? {
+            from = entry.revision + 1;
+            parts.push((self.name(&key), entry.value));
+        }
+        Ok(parts)
+    }
+
+    fn name(&self, key: &str) -> String {
+        key[part(self.key, "").len()..].to_owned()
     }
 }
 
@@ -196,9 +213,9 @@ impl<S: State> Cells<S> {
     /// The states that a key had, as far back as the bucket keeps them, in their order.
     pub async fn history(&self, key: &str) -> Result<Vec<Past<S>>> {
         let entries = self.bucket.history(key).await?;
-        let past = entries.into_iter().map(|written| {
-            let Stored { by, request, state, .. } = decode(key, &written.value)?;
-            Ok(Past { state, at: written.at, by, request })
+        let past = entries.into_iter().map(|(at, value)| {
+            let Stored { by, request, state, .. } = decode(key, &value)?;
+            Ok(Past { state, at, by, request })
         });
         past.collect()
     }

@@ -166,6 +166,13 @@ async fn nats_permissions_keep_tenants_to_themselves() {
 
     let ids = acme.request("tm.id.increment.nats", "".into()).await.unwrap();
     assert_eq!(&*ids.payload, br#"{"id":[1]}"#);
+    // Stages belong to nobody: who may mint may edit any.
+    let request = json!({"request_id": uuid::Uuid::new_v4()}).to_string();
+    let stage = acme.request("tm.stage.allocate", request.into()).await.unwrap();
+    let stage: serde_json::Value = serde_json::from_slice(&stage.payload).unwrap();
+    let prop = json!({"path": "/Game/A"}).to_string();
+    let prop = acme.request(format!("tm.stage.prop-register.{}", stage["stage_id"]), prop.into()).await.unwrap();
+    assert!(prop.headers.is_none(), "{prop:?}");
     acme.publish("usage.acme.gateway", "{}".into()).await.unwrap();
     refused.none(&acme, "tm.id.increment.nats").await;
 
@@ -179,6 +186,9 @@ async fn nats_permissions_keep_tenants_to_themselves() {
         "$KV.tm_registry.key.x",
         "$JS.API.STREAM.DELETE.KV_tm_counters",
         "$JS.API.STREAM.INFO.KV_tm_counters",
+        "$KV.tm_stage_contents.1",
+        "tm_stages.allocated",
+        "tm_stage_limits.v4-127-0-0-1",
         "orders.new",
     ] {
         refused.refuse_to_publish(&acme, subject).await;
@@ -251,6 +261,10 @@ async fn the_operator_looks_at_everything_and_harms_nothing() {
         "$JS.API.STREAM.MSG.DELETE.KV_tm_counters",
         "$JS.API.CONSUMER.CREATE.KV_tm_registry.c.x",
         "$JS.API.DIRECT.GET.KV_tm_registry.$KV.tm_registry.key.x",
+        "$JS.API.STREAM.PURGE.tm_STAGES",
+        "$KV.tm_stage_contents.1",
+        "tm_stages.allocated",
+        "tm_stage_limits.v4-127-0-0-1",
         "usage.acme.gateway",
     ] {
         refused.refuse_to_publish(&operator, subject).await;

@@ -1,19 +1,33 @@
 //! Props and acts inside a stage, as two designers with an editor each would use them.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tidemark::{
-    api::stages::{ActId, ChangedAct, NewAct, NewProp, OneProp, PropFilter, PropId, Props},
+    api::{
+        Context,
+        stages::{
+            ActId, AllocateStage, ChangedAct, NewAct, NewProp, NewStage, OneProp, PropFilter, PropId, Props,
+            RegisterProp,
+        },
+    },
     client::Client,
     config::Config,
     error::Code,
 };
+use tokio::time::timeout;
 use uuid::Uuid;
 
-use crate::support::{Answer, Deployment, Http, Running, name};
+use crate::support::{Answer, Deployment, Http, Proxy, Running, eventually, name};
 
 fn unlimited(config: &mut Config) {
     config.stages.rate_limit.requests = 0;
@@ -224,7 +238,7 @@ async fn two_designers_lose_no_edit() {
     assert_eq!(act["revision"], 1 + 3 * EDITS);
     // One revision is edited at the same time: one wins.
     let race = |index: usize| {
-        let http = if index % 2 == 0 { one.http() } else { two.http() };
+        let http = [one.http(), two.http()][index % 2].clone();
         let edit = json!({"name": format!("by {index}"), "target_prop_states": {}, "revision": 1 + 3 * EDITS});
         async move { put(&http, "/stages/101/acts/1", edit).await.status }
     };
@@ -237,38 +251,99 @@ async fn two_designers_lose_no_edit() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ids_come_without_gaps_whoever_asks_and_whoever_is_killed() {
+    const PATHS: usize = 600;
     let deployment = Deployment::new().await;
-    let mut first = deployment.spawn(&[]);
-    let second = deployment.serve_with(unlimited).await;
-    let (one, two) = (first.http().await, second.http());
-    first.is_ready().await;
-    allocate(&two).await;
-    let register = async |http: &Http, number: usize| {
-        let answer = http.post("/stages/1/props", json!({"path": path(&format!("BP_{}", number / 2))})).await;
-        (answer.status, answer.json()["prop_id"].as_i64())
-    };
-    // Every path comes twice, over both.
-    let answers = join_all((0..400).map(|number| register(if number % 3 == 0 { &one } else { &two }, number))).await;
-    assert_eq!(answers.iter().filter(|(status, _)| *status == 201).count(), 200, "{answers:?}");
-    assert!(answers.chunks(2).all(|twins| twins[0].1 == twins[1].1));
-    let ids: BTreeSet<i64> = answers.iter().filter_map(|(_, id)| *id).collect();
-    assert_eq!(ids, (1..=200).collect());
-    first.kill();
-    let acts = join_all((0..100).map(async |_| {
-        let answer = two.post("/stages/1/acts", json!({"target_prop_states": {"{1, 0, 200}": 1}})).await;
-        answer.json()["act_id"].as_i64().unwrap()
-    }))
-    .await;
-    assert_eq!(acts.into_iter().collect::<BTreeSet<i64>>(), (1..=100).collect());
-    second.stop().await;
+    let spawn = || deployment.spawn(&["--roles", "stages"]);
+    let mut processes = [spawn(), spawn()];
+    for process in &mut processes {
+        process.is_ready().await;
+    }
+    let client = deployment.client().await;
+    let context = Context { named: Some(Uuid::new_v4().to_string().into()), ..Default::default() };
+    client.call_with::<AllocateStage>(&(), &NewStage::default(), &context).await.unwrap();
+    let (stage, done) = (name("1"), Arc::new(AtomicUsize::new(0)));
+    // Every path is asked for twice, until it is answered.
+    let callers: Vec<_> = (0..2 * PATHS)
+        .map(|caller| {
+            let (client, stage, done) = (client.clone(), stage.clone(), done.clone());
+            tokio::spawn(async move {
+                let prop = NewProp { path: path(&format!("BP_{}", caller / 2)) };
+                loop {
+                    let answer = timeout(Duration::from_secs(2), client.register_prop(&stage, &prop)).await;
+                    if let Ok(Ok(prop)) = answer {
+                        done.fetch_add(1, Ordering::Relaxed);
+                        return prop.prop_id;
+                    }
+                }
+            })
+        })
+        .collect();
+    for victim in &mut processes {
+        let before = done.load(Ordering::Relaxed);
+        eventually("some are answered", async || (done.load(Ordering::Relaxed) > before).then_some(())).await;
+        victim.kill();
+        *victim = spawn();
+        victim.is_ready().await;
+    }
+    let mut ids = Vec::new();
+    for caller in callers {
+        ids.push(caller.await.unwrap());
+    }
+    assert!(ids.chunks(2).all(|twins| twins[0] == twins[1]), "one path is one prop: {ids:?}");
+    assert_eq!(ids.into_iter().collect::<BTreeSet<i32>>(), (1..=PATHS as i32).collect());
     // A process that knows nothing finds all of it.
     let third = deployment.serve_with(unlimited).await;
     let http = third.http();
     let listed = http.get("/stages/1/props").await.json();
-    assert_eq!(listed["props"].as_array().unwrap().len(), 200);
-    assert_eq!(http.get("/stages/1/acts").await.json()["acts"].as_array().unwrap().len(), 100);
-    assert_eq!(register(&http, 401).await, (201, Some(201)));
+    assert_eq!(listed["props"].as_array().unwrap().len(), PATHS);
+    let next = http.post("/stages/1/props", json!({"path": "/Game/Next"})).await;
+    assert_eq!(next.json()["prop_id"], 1 + PATHS);
     third.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_idempotent_edits_at_once_than_a_batch_has_messages() {
+    const EDITS: usize = 1200;
+    let deployment = Deployment::new().await;
+    let (server, _) = village(&deployment).await;
+    let client = deployment.client().await;
+    let stage = name("101");
+    let edit = async |number: usize| {
+        let context = Context { idempotency_key: Some(number.to_string().parse().unwrap()), ..Default::default() };
+        let prop = NewProp { path: path(&number.to_string()) };
+        let first = client.call_with::<RegisterProp>(&stage, &prop, &context).await.unwrap();
+        let again = client.call_with::<RegisterProp>(&stage, &prop, &context).await.unwrap();
+        assert!(!first.repeated && again.repeated && first.prop_id == again.prop_id);
+        let other = NewProp { path: path("other") };
+        assert_eq!(client.call_with::<RegisterProp>(&stage, &other, &context).await.unwrap_err().code, Code::Conflict);
+        first.prop_id
+    };
+    let ids: BTreeSet<i32> = join_all((0..EDITS).map(edit)).await.into_iter().collect();
+    assert_eq!(ids, (1..=EDITS as i32).collect());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_lost_acknowledgement_makes_no_second_prop_or_act() {
+    let deployment = Deployment::new().await;
+    let proxy = Proxy::before(&deployment.nats_url).await;
+    let server = deployment.serve_with(|config| {
+        unlimited(config);
+        config.nats.url = tidemark::config::Secret::new(&*proxy.url);
+    });
+    let server = server.await;
+    let http = server.http();
+    allocate(&http).await;
+    for number in 1..=3 {
+        let prop = json!({"path": path(&format!("BP_{number}"))});
+        let (made, ()) = tokio::join!(http.post("/stages/1/props", prop), proxy.lose_an_acknowledgement());
+        assert_eq!((made.status, &made.json()["prop_id"]), (201, &json!(number)), "{}", made.text);
+        let (made, ()) = tokio::join!(http.post("/stages/1/acts", json!({})), proxy.lose_an_acknowledgement());
+        assert_eq!((made.status, &made.json()["act_id"]), (201, &json!(number)), "{}", made.text);
+    }
+    let stage = http.get("/stages/1").await.json();
+    assert_eq!((&stage["props"], &stage["acts"]), (&json!(3), &json!(3)));
+    server.stop().await;
 }
 
 #[tokio::test]
@@ -288,7 +363,7 @@ async fn the_same_over_nats() {
     let Props::Page { props, next: None } = client.list_props(&stage, &PropFilter::default()).await.unwrap() else {
         panic!("a page")
     };
-    assert_eq!(props, [gate.clone()]);
+    assert_eq!(props, std::slice::from_ref(&gate));
     let one = PropFilter { path: Some(path("BP_Gate")), ..Default::default() };
     assert_eq!(client.list_props(&stage, &one).await.unwrap(), Props::One(gate.clone()));
     let target_prop_states = [(gate.key, -5)].into();
@@ -322,16 +397,25 @@ async fn a_broken_record_harms_its_own_stage_only() {
     let deployment = Deployment::new().await;
     let (server, http) = village(&deployment).await;
     allocate(&http).await;
+    allocate(&http).await;
+    for stage in [101, 102, 103] {
+        let made = http.post(&format!("/stages/{stage}/props"), json!({"path": "/Game/A"})).await;
+        assert_eq!(made.json()["prop_id"], 1);
+    }
+    server.stop().await;
     let nats = deployment.nats().await;
     for key in ["101", "102.prop.1"] {
         nats.request(format!("$KV.tm_stage_contents.{key}"), "{".into()).await.unwrap();
     }
-    let broken = http.get("/stages/101/props").await;
-    assert_eq!((broken.status, &*broken.text), (500, r#"{"error":"An internal server error occurred."}"#));
-    assert_eq!(register(&http, "BP_Gate").await.status, 500);
-    assert_eq!(http.post("/stages/102/props", json!({"path": "/Game/A"})).await.status, 201);
-    allocate(&http).await;
-    assert_eq!(http.post("/stages/103/props", json!({"path": "/Game/A"})).await.json()["prop_id"], 1);
+    // One that knows nothing has to read it.
+    let server = deployment.serve_with(unlimited).await;
+    let http = server.http();
+    for stage in [101, 102] {
+        let broken = http.get(&format!("/stages/{stage}/props")).await;
+        assert_eq!((broken.status, &*broken.text), (500, r#"{"error":"An internal server error occurred."}"#));
+        assert_eq!(http.post(&format!("/stages/{stage}/props"), json!({"path": "/Game/B"})).await.status, 500);
+    }
+    assert_eq!(http.post("/stages/103/props", json!({"path": "/Game/B"})).await.json()["prop_id"], 2);
     server.stop().await;
 }
 

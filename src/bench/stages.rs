@@ -1,0 +1,62 @@
+//! Stages.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{self, stream};
+use futures::future::FutureExt;
+use uuid::Uuid;
+
+use super::{
+    Ground, Measure, Measured, Unit,
+    load::{IN_FLIGHT, pairs, rate},
+};
+use crate::{
+    api::{Context, stages::AllocateStage, stages::NewStage},
+    jetstream::{Message, publish_once},
+};
+
+pub const ROWS: &[(&str, Measure)] = &[("stage allocation, 64 callers", |ground| allocation(ground).boxed_local())];
+
+/// What an allocation writes.
+const MESSAGE: &str = r#"{"by":"some-machine-12345-1","nonce":"00000000-0000-4000-8000-000000000000"}"#;
+
+/// Against what an allocation would cost without sharing: the same message, deduplicated and synced, one after the other.
+async fn allocation(ground: &Ground) -> Measured {
+    let (nats, client) = (ground.nats().await, ground.client().await);
+    let config = stream::Config {
+        name: "BENCH".to_owned(),
+        subjects: vec!["bench.synced".to_owned()],
+        duplicate_window: Duration::from_secs(86_400),
+        allow_atomic_publish: true,
+        ..Default::default()
+    };
+    jetstream::new(nats.clone()).create_stream(config).await.expect("the stream is made");
+    let pairs = pairs(
+        async || {
+            let nats = nats.clone();
+            rate(1, move || {
+                let nats = nats.clone();
+                async move {
+                    let message = Message::with_id("bench.synced", &Uuid::new_v4().to_string(), MESSAGE);
+                    publish_once(&nats, message).await.expect("it is stored");
+                }
+            })
+            .await
+        },
+        async || {
+            let client = client.clone();
+            rate(IN_FLIGHT, move || {
+                let client = client.clone();
+                async move {
+                    let context = Context { named: Some(Uuid::new_v4().to_string().into()), ..Default::default() };
+                    let given = client.call_with::<AllocateStage>(&(), &NewStage::default(), &context).await;
+                    assert!(!given.expect("a stage").repeated);
+                }
+            })
+            .await
+        },
+    )
+    .await;
+    let detail = pairs.detail("of synced publishes, one in flight");
+    Measured { goal: 5.0, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+}
