@@ -270,7 +270,7 @@ async fn who_was_given_a_number_is_known() {
     let (_, listed, _) = crate::support::tidemark(&["instances", "--json"], deployment.environment()).await;
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(given["instance"], listed[0]["instance"], "{listed}");
-    assert_eq!((&listed[0]["number"], &listed[0]["roles"]), (&json!(0), &json!(["ids", "noid", "http"])));
+    assert_eq!((&listed[0]["number"], &listed[0]["roles"]), (&json!(0), &json!(["ids", "noid", "stages", "http"])));
     assert_eq!(listed[0]["ranges"][0]["counter"], "r");
 
     http.clone().header("x-request-id", "one").data("/v1/id/increment?key=s&size=3").await;
