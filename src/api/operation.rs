@@ -38,6 +38,8 @@ pub struct Info {
     pub repeated: u16,
     /// Whether one client address may only call it so often over HTTP.
     pub limited_by_client: bool,
+    /// A header that a request over HTTP must have.
+    pub header: Option<&'static str>,
     pub routes: &'static [Route],
     /// The documentation: first line is the summary.
     pub about: &'static str,
@@ -106,6 +108,7 @@ macro_rules! operations {
                 success: $success:literal,
                 $(repeated: $repeated:literal,)?
                 $(limited_by_client: $limited:literal,)?
+                $(header: $header:literal,)?
                 routes: [$($http:ident $path:literal),* $(,)?],
             }
         )+
@@ -127,6 +130,7 @@ macro_rules! operations {
                     success: $success,
                     repeated: operations!(@or $($repeated)? $success),
                     limited_by_client: operations!(@or $($limited)? false),
+                    header: operations!(@option $($header)?),
                     routes: &[$($crate::api::Route { method: $crate::api::Method::$http, path: $path }),*],
                     about: concat!($($about, "\n"),+),
                 };
@@ -162,6 +166,8 @@ macro_rules! operations {
     };
     (@or $first:literal $second:literal) => { $first };
     (@or $second:literal) => { $second };
+    (@option) => { None };
+    (@option $value:literal) => { Some($value) };
     (@target) => { () };
     (@target $name:ident) => { $crate::api::Name };
     (@value) => { () };

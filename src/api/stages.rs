@@ -27,6 +27,7 @@ operations! {
         success: 201,
         repeated: 200,
         limited_by_client: true,
+        header: "X-Request-ID",
         routes: [Post "/stages"],
     }
 

@@ -113,6 +113,10 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
             .filter(|(name, _)| !with_body || in_path(name))
             .map(|(name, schema)| parameter(name, schema, is_required(name))),
     );
+    parameters.extend(
+        info.header
+            .map(|name| json!({ "name": name, "in": "header", "required": true, "schema": { "type": "string" } })),
+    );
     operation["parameters"] = parameters.into();
     if with_body {
         let targets: Vec<_> = info.target.iter().filter(|name| !in_path(name)).collect();

@@ -370,4 +370,10 @@ async fn the_bridge_in_another_process_tells_repeats_too() {
     assert_eq!((&span["client"], &span["request_id"]), (&json!("127.0.0.1"), &json!(id)), "{line}");
     assert_eq!((&span["path"], &line["status"]), (&json!("/stages"), &json!(201)), "{line}");
     assert!(line["took_ms"].is_u64() && line["timestamp"].is_string(), "{line}");
+    for _ in 0..9 {
+        post(&http, &id).await;
+    }
+    let line: Value = serde_json::from_str(&bridge.prints("rate limited").await).unwrap();
+    assert_eq!((&line["client"], &line["rule"]), (&json!("127.0.0.1"), &json!("5 requests / 10s")), "{line}");
+    assert_eq!(line["span"]["request_id"], json!(id), "{line}");
 }
