@@ -10,10 +10,7 @@ use super::{
     Ground, Measure, Measured, Unit,
     load::{IN_FLIGHT, pairs, rate},
 };
-use crate::{
-    api::{Context, stages::AllocateStage, stages::NewStage},
-    jetstream::{Message, publish_once},
-};
+use crate::jetstream::{Message, publish_once};
 
 pub const ROWS: &[(&str, Measure)] = &[("stage allocation, 64 callers", |ground| allocation(ground).boxed_local())];
 
@@ -22,7 +19,7 @@ const MESSAGE: &str = r#"{"by":"some-machine-12345-1","nonce":"00000000-0000-400
 
 /// Against what an allocation would cost without sharing: the same message, deduplicated and synced, one after the other.
 async fn allocation(ground: &Ground) -> Measured {
-    let (nats, client) = (ground.nats().await, ground.client().await);
+    let nats = ground.nats().await;
     let config = stream::Config {
         name: "BENCH".to_owned(),
         subjects: vec!["bench.synced".to_owned()],
@@ -44,13 +41,14 @@ async fn allocation(ground: &Ground) -> Measured {
             .await
         },
         async || {
-            let client = client.clone();
+            let nats = nats.clone();
             rate(IN_FLIGHT, move || {
-                let client = client.clone();
+                let nats = nats.clone();
                 async move {
-                    let context = Context { named: Some(Uuid::new_v4().to_string().into()), ..Default::default() };
-                    let given = client.call_with::<AllocateStage>(&(), &NewStage::default(), &context).await;
-                    assert!(!given.expect("a stage").repeated);
+                    let Message { subject, headers, payload } =
+                        Message::with_id("tm.stage.allocate", &Uuid::new_v4().to_string(), "");
+                    let reply = nats.request_with_headers(subject, headers, payload).await.expect("an answer");
+                    assert!(reply.headers.is_none(), "neither an error nor a repeat: {reply:?}");
                 }
             })
             .await

@@ -45,7 +45,7 @@ impl Limits {
         Self { ids: NonZeroU32::new(config.ids.rate_limit).map(limiter), requests: 0.into(), stages, stage_rule }
     }
 
-    /// Whether a client may ask for this now, whoever he is.
+    /// Whether a client may ask for a stage now, whoever he is.
     pub async fn admit_client(&self, client: IpAddr) -> Result<()> {
         let Some(log) = &self.stages else { return Ok(()) };
         match log.admit(&address::token(client)).await? {

@@ -81,7 +81,7 @@ impl Desk {
     async fn serve(self, mut waiting: mpsc::Receiver<Waiting>) {
         let (mut before, mut news) = (0, Vec::new());
         while let Some(first) = self.next(&mut waiting, &mut news).await {
-            let mut group = Group::of(self.ask(first));
+            let mut group = Group::of(first);
             self.gather(&mut group, &mut waiting);
             if before.max(group.asked.len()) < MANY {
                 before = group.asked.len();
@@ -90,13 +90,13 @@ impl Desk {
                 continue;
             }
             let client = self.allocations.client();
-            let open = Batch::open(&client, group.asked[0].message.clone());
+            let open = Batch::open(&client, self.message(&group.asked[0]));
             // There is nothing else to do while it opens.
             let (batch, ()) = join!(open, async { self.tell(news.drain(..)) });
             self.gather(&mut group, &mut waiting);
             before = group.asked.len();
             metrics::histogram!("tidemark_stage_batch_size").record(before as f64);
-            match store(batch, &group.asked).await {
+            match self.store(batch, &group.asked).await {
                 Ok(Ack { sequence, .. }) => {
                     let first = sequence + 1 - before as u64;
                     let given = group.asked.into_iter().zip(first..);
@@ -127,13 +127,21 @@ impl Desk {
         while group.asked.len() < MOST_MESSAGES - 1
             && let Ok(next) = waiting.try_recv()
         {
-            group.add(self.ask(next));
+            group.add(next);
         }
     }
 
-    fn ask(&self, Waiting { request, reply }: Waiting) -> Asked {
-        let nonce = Uuid::new_v4();
-        Asked { request, nonce, message: self.allocations.message(request, nonce), waiting: vec![reply] }
+    fn message(&self, asked: &Asked) -> Message {
+        self.allocations.message(asked.request, asked.nonce)
+    }
+
+    async fn store(&self, batch: Result<Batch<'_>, PublishError>, asked: &[Asked]) -> Result<Ack, PublishError> {
+        let mut batch = batch?;
+        // The first one has opened it.
+        for asked in &asked[1..] {
+            batch.add(self.message(asked)).await?;
+        }
+        batch.commit().await
     }
 
     fn tell(&self, news: impl IntoIterator<Item = Allocated>) {
@@ -160,7 +168,8 @@ impl Desk {
     /// The sequence of a request's message, and whether it was there before we came.
     async fn settle(&self, asked: &Asked) -> Result<(u64, bool)> {
         let client = self.allocations.client();
-        let Ack { sequence, duplicate } = publish(&client, &asked.message, self.deadline).await.map_err(undecided)?;
+        let Ack { sequence, duplicate } =
+            publish(&client, &self.message(asked), self.deadline).await.map_err(undecided)?;
         // What was there may be our own, from an attempt whose answer was lost.
         let is_ours = match duplicate {
             true => {
@@ -170,15 +179,6 @@ impl Desk {
         };
         Ok((sequence, !is_ours))
     }
-}
-
-async fn store(batch: Result<Batch<'_>, PublishError>, asked: &[Asked]) -> Result<Ack, PublishError> {
-    let mut batch = batch?;
-    // The first one has opened it.
-    for asked in &asked[1..] {
-        batch.add(asked.message.clone()).await?;
-    }
-    batch.commit().await
 }
 
 /// What is told of a new stage.
@@ -199,20 +199,21 @@ struct Group {
 struct Asked {
     request: Uuid,
     nonce: Uuid,
-    message: Message,
     waiting: Vec<oneshot::Sender<Result<Given>>>,
 }
 
 impl Group {
-    fn of(first: Asked) -> Self {
-        Self { places: HashMap::from([(first.request, 0)]), asked: vec![first] }
+    fn of(first: Waiting) -> Self {
+        let mut group = Self { asked: Vec::new(), places: HashMap::new() };
+        group.add(first);
+        group
     }
 
-    fn add(&mut self, asked: Asked) {
-        let place = *self.places.entry(asked.request).or_insert(self.asked.len());
+    fn add(&mut self, Waiting { request, reply }: Waiting) {
+        let place = *self.places.entry(request).or_insert(self.asked.len());
         match self.asked.get_mut(place) {
-            Some(twin) => twin.waiting.extend(asked.waiting),
-            None => self.asked.push(asked),
+            Some(twin) => twin.waiting.push(reply),
+            None => self.asked.push(Asked { request, nonce: Uuid::new_v4(), waiting: vec![reply] }),
         }
     }
 }

@@ -319,3 +319,80 @@ fn check_name(name: Option<&str>) -> Result<()> {
 fn not_found(text: String) -> Error {
     Error::new(Code::NotFound, text)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn states(stage: i32, props: impl IntoIterator<Item = i32>) -> TargetPropStates {
+        props.into_iter().map(|prop| (Key::of_prop(stage, prop), 1)).collect()
+    }
+
+    #[test]
+    fn a_stage_has_bounds() {
+        let mut contents = Contents::of(7);
+        for prop in 1..=MOST_PROPS {
+            assert_eq!(contents.register(&format!("/Game/{prop}")).unwrap(), (prop, false));
+        }
+        contents.unregister(1).unwrap();
+        assert_eq!(contents.register("/Game/more").unwrap_err().code, Code::Exhausted, "no id comes again");
+        assert_eq!(contents.register("/GAME/2").unwrap(), (2, true));
+        let most = states(7, 2..2 + MOST_STATES as i32);
+        let one_more = states(7, 2..3 + MOST_STATES as i32);
+        assert!(contents.create_act(None, &one_more).unwrap_err().message.contains("at most 2000"));
+        for act in 1..=MOST_STATES_OF_ALL / MOST_STATES {
+            assert_eq!(contents.create_act(None, &most).unwrap(), act as i32);
+        }
+        let full = contents.create_act(None, &states(7, [2])).unwrap_err();
+        assert!(full.message.contains("at most 200000"), "{full}");
+        contents.update_act(1, 1, None, &most).unwrap();
+        contents.update_act(1, 2, None, &states(7, [])).unwrap();
+        contents.create_act(None, &states(7, [2])).unwrap();
+        while contents.last_act < MOST_ACTS {
+            contents.create_act(None, &states(7, [])).unwrap();
+        }
+        assert_eq!(contents.create_act(None, &states(7, [])).unwrap_err().code, Code::Exhausted);
+    }
+
+    proptest! {
+        /// Whatever was done, the parts in any order say all of it.
+        #[test]
+        fn the_parts_tell_everything(
+            steps in prop::collection::vec((0_u8..4, 1_i32..6, 1_usize..4), 1..40),
+            backwards: bool,
+        ) {
+            let mut contents = Contents::of(7);
+            let mut stored = BTreeMap::new();
+            for (what, number, until_write) in steps {
+                // What is refused changes nothing, and is not told apart here.
+                let _ = match what {
+                    0 | 1 => contents.register(&format!("/Game/{number}")).map(drop),
+                    2 => contents.unregister(number).map(drop),
+                    _ => match contents.act(1).map(|act| act.revision) {
+                        Ok(revision) => contents.update_act(1, revision, Some("a"), &states(7, [number])),
+                        Err(_) => contents.create_act(None, &states(7, [number])).map(drop),
+                    },
+                };
+                if until_write == 1 {
+                    stored.extend(contents.take_new_parts());
+                }
+            }
+            stored.extend(contents.take_new_parts());
+            let mut parts: Vec<_> = stored.into_iter().collect();
+            if backwards {
+                parts.reverse();
+            }
+            let mut read = Inside::default();
+            let mut newest = 0;
+            for (name, value) in parts {
+                newest = newest.max(read.put(&name, &value).unwrap());
+            }
+            prop_assert_eq!(newest, contents.edits);
+            prop_assert_eq!(format!("{:?}", read.props), format!("{:?}", contents.inside.props));
+            prop_assert_eq!(format!("{:?}", read.acts), format!("{:?}", contents.inside.acts));
+            prop_assert_eq!(read.by_path, contents.inside.by_path.clone());
+        }
+    }
+}
