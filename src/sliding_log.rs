@@ -6,17 +6,14 @@
 
 use std::time::Duration;
 
-use async_nats::{
-    HeaderMap,
-    jetstream::{self, stream::RawMessageErrorKind},
-};
+use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
-use chrono::{DateTime, TimeDelta};
+use chrono::TimeDelta;
 
 use crate::{
     clock::Clock,
     error::{Error, Result},
-    jetstream::{Message, publish_once},
+    jetstream::{Message, publish_once, stored},
 };
 
 /// How often room is looked for.
@@ -62,14 +59,10 @@ impl SlidingLog {
     async fn until_room(&self, subject: &str) -> Result<Option<Duration>> {
         let stream =
             self.jetstream.get_stream_no_info(&self.stream).await.map_err(|error| unavailable(error.into()))?;
-        let oldest = match stream.get_first_raw_message_by_subject(subject, 1).await {
-            Ok(oldest) => oldest,
-            Err(error) if matches!(error.kind(), RawMessageErrorKind::NoMessageFound) => return Ok(None),
-            Err(error) => return Err(unavailable(error.into())),
-        };
-        let entered = DateTime::from_timestamp_nanos(oldest.time.unix_timestamp_nanos() as i64);
+        let read = stored::if_any(stream.get_first_raw_message_by_subject(subject, 1).await);
+        let Some(oldest) = read.map_err(|error| unavailable(error.into()))? else { return Ok(None) };
         // Clocks may differ: no entry is younger than new.
-        let age = (self.clock.now() - entered).max(TimeDelta::zero()).to_std().unwrap_or_default();
+        let age = (self.clock.now() - stored::time(oldest.time)).max(TimeDelta::zero()).to_std().unwrap_or_default();
         match self.window.checked_sub(age) {
             Some(left) if !left.is_zero() => Ok(Some(left.max(Duration::from_millis(1)))),
             _ => {

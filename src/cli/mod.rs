@@ -58,9 +58,9 @@ enum Command {
     /// Measure the speed that we promise, on servers started for it. Fails if a goal is missed.
     Bench(bench::Options),
     /// Make and tend noid pools, and mint from them.
-    Noid(noid::Options),
+    Noid(remote::Verbs<noid::Verb>),
     /// Allocate stages, and look after the props and acts inside them.
-    Stage(stage::Options),
+    Stage(remote::Verbs<stage::Verb>),
     /// Send one request over NATS and print the reply.
     Call(call::Options),
 }
@@ -120,8 +120,8 @@ impl Cli {
                 Ok(ExitCode::SUCCESS)
             }
             Command::Bench(options) => bench::run(options).await,
-            Command::Noid(options) => noid::run(&config, options).await,
-            Command::Stage(options) => stage::run(&config, options).await,
+            Command::Noid(options) => options.run(&config, noid::converse).await,
+            Command::Stage(options) => options.run(&config, stage::converse).await,
             Command::Call(options) => call::run(&config, options).await,
         }
     }

@@ -1,17 +1,13 @@
 //! `tidemark noid`: pools of a running deployment.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use super::{
-    Failure, Outcome,
+    Failure,
     lines::{Beside, Lines},
     print, print_json, print_row, print_to_reader,
-    remote::{self, Remote},
 };
 use crate::{
     api::{
@@ -22,26 +18,14 @@ use crate::{
         },
     },
     client::Client,
-    config::Config,
     noid::{CheckScope, Template},
 };
 
 /// Bytes of ids in one request: a message of NATS has a megabyte.
 const MOST_BYTES: usize = 500_000;
 
-#[derive(Debug, Args)]
-pub struct Options {
-    #[command(subcommand)]
-    verb: Verb,
-    /// As JSON.
-    #[arg(long, global = true)]
-    json: bool,
-    #[command(flatten)]
-    connection: remote::Connection,
-}
-
 #[derive(Debug, Subcommand)]
-enum Verb {
+pub enum Verb {
     /// Make a pool.
     Create {
         pool: Name,
@@ -114,16 +98,7 @@ enum Verb {
     },
 }
 
-pub async fn run(config: &Config, options: Options) -> Outcome {
-    let mut remote = Remote::connect(config, &options.connection).await?;
-    let client = remote.client.clone();
-    let json = options.json;
-    // Everything is one conversation, and a refusal by NATS ends it.
-    remote.answer(converse(&client, options.verb, json)).await?;
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Failure> {
+pub async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Failure> {
     let nothing = &NoParameters {};
     match verb {
         Verb::Create { pool, template, low_water, ark } => {

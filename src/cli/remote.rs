@@ -1,10 +1,12 @@
 //! Commands that ask a running deployment, over NATS.
 
+use std::process::ExitCode;
+
 use async_nats::{ConnectOptions, Event};
-use clap::Args;
+use clap::{Args, Subcommand};
 use tokio::sync::mpsc;
 
-use super::Failure;
+use super::{Failure, Outcome};
 use crate::{client::Client, config::Config, jetstream};
 
 #[derive(Debug, Args)]
@@ -12,6 +14,32 @@ pub struct Connection {
     /// Where replies arrive. A tenant's user may only listen on _INBOX_<tenant>.
     #[arg(long, global = true, env = "NATS_INBOX_PREFIX", default_value = "_INBOX")]
     inbox_prefix: String,
+}
+
+/// Verbs of one kind of thing in a running deployment.
+#[derive(Debug, Args)]
+pub struct Verbs<V: Subcommand> {
+    #[command(subcommand)]
+    verb: V,
+    /// As JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+impl<V: Subcommand> Verbs<V> {
+    /// Everything that a verb asks is one conversation, and a refusal by NATS ends it.
+    pub async fn run(
+        self,
+        config: &Config,
+        converse: impl AsyncFnOnce(&Client, V, bool) -> Result<(), Failure>,
+    ) -> Outcome {
+        let mut remote = Remote::connect(config, &self.connection).await?;
+        let client = remote.client.clone();
+        remote.answer(converse(&client, self.verb, self.json)).await?;
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 pub struct Remote {

@@ -1,15 +1,12 @@
 //! `tidemark stage`: stages of a running deployment, their props and acts.
 
-use std::{fmt, process::ExitCode, str::FromStr};
+use std::{fmt, str::FromStr};
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::{
-    Failure, Outcome, print, print_json, print_row,
-    remote::{self, Remote},
-};
+use super::{Failure, print, print_json, print_row};
 use crate::{
     api::{
         Context, Name, NoParameters,
@@ -19,23 +16,11 @@ use crate::{
         },
     },
     client::Client,
-    config::Config,
     stages::Key,
 };
 
-#[derive(Debug, Args)]
-pub struct Options {
-    #[command(subcommand)]
-    verb: Verb,
-    /// As JSON.
-    #[arg(long, global = true)]
-    json: bool,
-    #[command(flatten)]
-    connection: remote::Connection,
-}
-
 #[derive(Debug, Subcommand)]
-enum Verb {
+pub enum Verb {
     /// Allocate a stage id.
     Allocate {
         /// The same one gets the same stage again. A new one if not given
@@ -81,7 +66,7 @@ enum Verb {
 
 /// `PROP=STATE`.
 #[derive(Debug, Clone, Copy)]
-struct PropState {
+pub struct PropState {
     prop: i32,
     state: i32,
 }
@@ -97,14 +82,7 @@ impl FromStr for PropState {
     }
 }
 
-pub async fn run(config: &Config, options: Options) -> Outcome {
-    let mut remote = Remote::connect(config, &options.connection).await?;
-    let client = remote.client.clone();
-    remote.answer(converse(&client, options.verb, options.json)).await?;
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Failure> {
+pub async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Failure> {
     let nothing = &NoParameters {};
     match verb {
         Verb::Allocate { request_id } => {

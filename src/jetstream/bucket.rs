@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_nats::{
     Client, HeaderMap, header,
-    jetstream::{self, consumer::pull, stream::LastRawMessageErrorKind},
+    jetstream::{self, consumer::pull},
 };
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use super::{
     batch::publish_batch,
     publish::{CasError, Message, publish_once},
+    stored,
 };
 use crate::error::{Error, Result};
 
@@ -65,11 +66,9 @@ impl Bucket {
 
     /// Reads a key from the stream's leader: a direct read may come from a replica that lags behind.
     pub async fn read(&self, key: &str) -> Result<Option<Entry>> {
-        match self.stream().await?.get_last_raw_message_by_subject(&self.subject(key)).await {
-            Ok(message) => Ok(Some(Entry { value: message.payload, revision: message.sequence })),
-            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Ok(None),
-            Err(error) => Err(self.unreadable(error)),
-        }
+        let read = self.stream().await?.get_last_raw_message_by_subject(&self.subject(key)).await;
+        let message = stored::if_any(read).map_err(|error| self.unreadable(error))?;
+        Ok(message.map(|message| Entry { value: message.payload, revision: message.sequence }))
     }
 
     /// The values that a key had, with the time of each, in their order. Keys that expire leave nothing.
@@ -90,9 +89,8 @@ impl Bucket {
         while let Some(message) = messages.next().await {
             let message = message.map_err(|error| self.unreadable(error))?;
             let info = message.info().map_err(|error| self.unreadable(error))?;
-            let at = DateTime::from_timestamp_nanos(info.published.unix_timestamp_nanos() as i64);
             let last = info.pending == 0;
-            values.push((at, message.payload.clone()));
+            values.push((stored::time(info.published), message.payload.clone()));
             if last {
                 return Ok(Some(values));
             }
@@ -102,14 +100,12 @@ impl Bucket {
 
     /// The first value from a revision on of a key that matches a pattern, as the leader has it.
     pub async fn next(&self, pattern: &str, from: u64) -> Result<Option<(String, Entry)>> {
-        match self.stream().await?.get_first_raw_message_by_subject(self.subject(pattern), from).await {
-            Ok(message) => {
-                let key = message.subject[self.subject("").len()..].to_owned();
-                Ok(Some((key, Entry { value: message.payload, revision: message.sequence })))
-            }
-            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Ok(None),
-            Err(error) => Err(self.unreadable(error)),
-        }
+        let read = self.stream().await?.get_first_raw_message_by_subject(self.subject(pattern), from).await;
+        let message = stored::if_any(read).map_err(|error| self.unreadable(error))?;
+        Ok(message.map(|message| {
+            let key = message.subject[self.subject("").len()..].to_owned();
+            (key, Entry { value: message.payload, revision: message.sequence })
+        }))
     }
 
     /// The keys that match a pattern, such as `noid.*`, as the leader has them.

@@ -6,6 +6,7 @@ mod connect;
 mod identity;
 mod publish;
 mod request;
+pub mod stored;
 mod streams;
 
 pub use batch::{Batch, MOST_MESSAGES, publish_batch};

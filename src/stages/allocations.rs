@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use async_nats::{
-    header,
-    jetstream::{self, stream::RawMessageErrorKind},
-};
+use async_nats::{header, jetstream};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -13,7 +10,7 @@ use uuid::Uuid;
 use crate::{
     api::Name,
     error::{Error, Result},
-    jetstream::Message,
+    jetstream::{Message, stored},
 };
 
 /// Cheap to clone.
@@ -61,16 +58,13 @@ impl Allocations {
     pub async fn find(&self, stage: i32) -> Result<Option<Allocation>> {
         let unreadable = |error: async_nats::Error| Error::unavailable("the stages can't be read").source(error);
         let stream = self.jetstream.get_stream_no_info(&self.stream).await.map_err(|error| unreadable(error.into()))?;
-        let message = match stream.get_raw_message(stage as u64).await {
-            Ok(message) => message,
-            Err(error) if matches!(error.kind(), RawMessageErrorKind::NoMessageFound) => return Ok(None),
-            Err(error) => return Err(unreadable(error.into())),
-        };
-        let stored: Stored = serde_json::from_slice(&message.payload).map_err(Error::internal)?;
+        let read = stored::if_any(stream.get_raw_message(stage as u64).await);
+        let Some(message) = read.map_err(|error| unreadable(error.into()))? else { return Ok(None) };
+        let Stored { nonce, .. } = serde_json::from_slice(&message.payload).map_err(Error::internal)?;
         Ok(Some(Allocation {
             request_id: message.headers.get(header::NATS_MESSAGE_ID).map(ToString::to_string).unwrap_or_default(),
-            at: DateTime::from_timestamp_nanos(message.time.unix_timestamp_nanos() as i64),
-            nonce: stored.nonce,
+            at: stored::time(message.time),
+            nonce,
         }))
     }
 }

@@ -104,11 +104,7 @@ async fn no_id_comes_twice_while_two_processes_on_one_pool_are_killed() {
     const CALLERS: usize = 12;
     const ROUNDS: usize = 6;
     let deployment = Deployment::new().await;
-    let spawn = async || {
-        let mut process = deployment.spawn(&["--roles", "noid"]);
-        process.is_ready().await;
-        process
-    };
+    let spawn = async || deployment.spawn_ready(&["--roles", "noid"]).await;
     let mut processes: [Process; 2] = [spawn().await, spawn().await];
     let (client, pool_name) = (deployment.client().await, name("p"));
     client.create_pool(&pool_name, &pool(".reeddeeddk")).await.unwrap();

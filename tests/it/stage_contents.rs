@@ -21,17 +21,12 @@ use tidemark::{
         },
     },
     client::Client,
-    config::Config,
     error::Code,
 };
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use crate::support::{Answer, Deployment, Http, Proxy, Running, eventually, name};
-
-fn unlimited(config: &mut Config) {
-    config.stages.rate_limit.requests = 0;
-}
+use crate::support::{Answer, Deployment, Http, Proxy, Running, eventually, name, unlimited};
 
 /// The seed's village: stage 101.
 async fn village(deployment: &Deployment) -> (Running, Http) {
@@ -253,11 +248,8 @@ async fn two_designers_lose_no_edit() {
 async fn ids_come_without_gaps_whoever_asks_and_whoever_is_killed() {
     const PATHS: usize = 600;
     let deployment = Deployment::new().await;
-    let spawn = || deployment.spawn(&["--roles", "stages"]);
-    let mut processes = [spawn(), spawn()];
-    for process in &mut processes {
-        process.is_ready().await;
-    }
+    let spawn = async || deployment.spawn_ready(&["--roles", "stages"]).await;
+    let mut processes = [spawn().await, spawn().await];
     let client = deployment.client().await;
     let context = Context { named: Some(Uuid::new_v4().to_string().into()), ..Default::default() };
     client.call_with::<AllocateStage>(&(), &NewStage::default(), &context).await.unwrap();
@@ -282,8 +274,7 @@ async fn ids_come_without_gaps_whoever_asks_and_whoever_is_killed() {
         let before = done.load(Ordering::Relaxed);
         eventually("some are answered", async || (done.load(Ordering::Relaxed) > before).then_some(())).await;
         victim.kill();
-        *victim = spawn();
-        victim.is_ready().await;
+        *victim = spawn().await;
     }
     let mut ids = Vec::new();
     for caller in callers {
@@ -327,11 +318,7 @@ async fn more_idempotent_edits_at_once_than_a_batch_has_messages() {
 async fn a_lost_acknowledgement_makes_no_second_prop_or_act() {
     let deployment = Deployment::new().await;
     let proxy = Proxy::before(&deployment.nats_url).await;
-    let server = deployment.serve_with(|config| {
-        unlimited(config);
-        config.nats.url = tidemark::config::Secret::new(&*proxy.url);
-    });
-    let server = server.await;
+    let server = deployment.serve_behind(&proxy).await;
     let http = server.http();
     allocate(&http).await;
     for number in 1..=3 {

@@ -3,7 +3,7 @@
 use async_nats::jetstream;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
-use tidemark::{clock::Clock, config::Config, server::Server};
+use tidemark::{clock::Clock, config::Config, jetstream::stored, server::Server};
 use uuid::Uuid;
 
 use crate::support::{Answer, Deployment, Http, Running, eventually};
@@ -29,7 +29,7 @@ async fn entries(deployment: &Deployment) -> Vec<DateTime<Utc>> {
     let mut times = Vec::new();
     let mut next = 1;
     while let Ok(message) = stream.get_first_raw_message_by_subject("tm_stage_limits.v4-127-0-0-1", next).await {
-        times.push(DateTime::from_timestamp_nanos(message.time.unix_timestamp_nanos() as i64));
+        times.push(stored::time(message.time));
         next = message.sequence + 1;
     }
     times

@@ -26,12 +26,7 @@ use tidemark::{
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use crate::support::{Answer, Deployment, Http, Process, Proxy, Servers, eventually};
-
-/// Stages without a limit: most tests ask more often than a designer does.
-fn unlimited(config: &mut Config) {
-    config.stages.rate_limit.requests = 0;
-}
+use crate::support::{Answer, Deployment, Http, Process, Proxy, Servers, eventually, unlimited};
 
 async fn post(http: &Http, request_id: &str) -> Answer {
     http.clone().header("x-request-id", request_id).post("/stages", json!({})).await
@@ -240,11 +235,7 @@ async fn the_server_goes_away_between_two_equal_requests_or_hangs_in_one() {
 async fn a_lost_acknowledgement_is_no_repeat_and_takes_no_second_stage() {
     let deployment = Deployment::new().await;
     let proxy = Proxy::before(&deployment.nats_url).await;
-    let lossy = deployment.serve_with(|config| {
-        unlimited(config);
-        config.nats.url = tidemark::config::Secret::new(&*proxy.url);
-    });
-    let server = lossy.await;
+    let server = deployment.serve_behind(&proxy).await;
     let http = server.http();
     let mut given = BTreeSet::new();
     for callers in [1, 1, 20] {
@@ -267,11 +258,7 @@ async fn no_stage_goes_to_two_requests_while_processes_are_killed() {
     const CALLERS: usize = 12;
     const ROUNDS: usize = 6;
     let deployment = Deployment::new().await;
-    let spawn = async || {
-        let mut process = deployment.spawn(&["--roles", "stages"]);
-        process.is_ready().await;
-        process
-    };
+    let spawn = async || deployment.spawn_ready(&["--roles", "stages"]).await;
     let mut processes: [Process; 2] = [spawn().await, spawn().await];
     let client = deployment.client().await;
     let given: Arc<Mutex<HashMap<i32, String>>> = Arc::default();

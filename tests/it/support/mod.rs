@@ -14,7 +14,7 @@ use tidemark::{
     api::Name,
     client::Client,
     clock::Clock,
-    config::Config,
+    config::{Config, Secret},
     jetstream::connect_to,
     server::{ServeError, Server},
 };
@@ -86,6 +86,23 @@ impl Deployment {
         Process::spawn(&all, self.environment())
     }
 
+    /// The same, and waits until it is ready.
+    pub async fn spawn_ready(&self, arguments: &[&str]) -> Process {
+        let mut process = self.spawn(arguments);
+        process.is_ready().await;
+        process
+    }
+
+    /// Serves it without a limit for stages, by a connection that can lose what the server says.
+    pub async fn serve_behind(&self, proxy: &Proxy) -> Running {
+        let url = Secret::new(&*proxy.url);
+        self.serve_with(|config| {
+            unlimited(config);
+            config.nats.url = url;
+        })
+        .await
+    }
+
     pub async fn nats(&self) -> async_nats::Client {
         connect_to(async_nats::ConnectOptions::new(), &self.nats_url).await.unwrap()
     }
@@ -97,6 +114,11 @@ impl Deployment {
     pub async fn database(&self) -> sqlx::PgPool {
         sqlx::PgPool::connect(&self.database_url).await.unwrap()
     }
+}
+
+/// Stages without a limit: most tests ask more often than a designer does.
+pub fn unlimited(config: &mut Config) {
+    config.stages.rate_limit.requests = 0;
 }
 
 /// A server that runs in the test's own process.
