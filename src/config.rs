@@ -44,6 +44,7 @@ pub struct Config {
     pub ids: Ids,
     pub noid: Noid,
     pub stages: Stages,
+    pub timers: Timers,
     pub telemetry: Telemetry,
     pub shutdown: Shutdown,
 }
@@ -142,6 +143,39 @@ impl Stages {
     pub fn most(&self) -> i64 {
         i64::from(LAST_STAGE) - self.first_id + 1
     }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timers {
+    #[serde(with = "humantime_serde")]
+    pub min_delay: Duration,
+    #[serde(with = "humantime_serde")]
+    pub callback_timeout: Duration,
+    pub concurrency: usize,
+    pub concurrency_per_destination: usize,
+    #[serde(deserialize_with = "networks")]
+    pub allow_networks: Vec<IpNet>,
+    pub payload_limit: usize,
+    #[serde(with = "humantime_serde")]
+    pub near_window: Duration,
+    #[serde(with = "humantime_serde")]
+    pub sweep_interval: Duration,
+    #[serde(with = "humantime_serde")]
+    pub secret_overlap: Duration,
+    #[serde(with = "humantime_serde")]
+    pub attempts_kept: Duration,
+    pub rate_limit: u32,
+    pub tenants: HashMap<Name, TimerTenant>,
+}
+
+/// What differs for one tenant.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimerTenant {
+    pub rate_limit: Option<u32>,
+    #[serde(default, deserialize_with = "some_list")]
+    pub subjects: Option<Vec<String>>,
 }
 
 /// At most so many requests in any time as long as the window.
@@ -273,6 +307,10 @@ impl Config {
             ("ids.token_ttl", self.ids.token_ttl),
             ("ids.lease_ttl", self.ids.lease_ttl),
             ("ids.unowned_lease_ttl", self.ids.unowned_lease_ttl),
+            ("timers.callback_timeout", self.timers.callback_timeout),
+            ("timers.near_window", self.timers.near_window),
+            ("timers.sweep_interval", self.timers.sweep_interval),
+            ("timers.attempts_kept", self.timers.attempts_kept),
         ] {
             if duration < Duration::from_secs(1) {
                 return refuse(key, format!("must be 1s at least, is {duration:?}"));
@@ -285,6 +323,9 @@ impl Config {
             ("ids.unowned_lease_ttl", self.ids.unowned_lease_ttl),
             ("stages.idempotency_window", self.stages.idempotency_window),
             ("stages.rate_limit.window", self.stages.rate_limit.window),
+            ("timers.min_delay", self.timers.min_delay),
+            ("timers.secret_overlap", self.timers.secret_overlap),
+            ("timers.attempts_kept", self.timers.attempts_kept),
         ] {
             if duration > century {
                 return refuse(key, "must not be above a hundred years".into());
@@ -307,6 +348,23 @@ impl Config {
                 "ids.prefetch_threshold",
                 format!("must lie between 0.0 and 1.0, is {}", self.ids.prefetch_threshold),
             );
+        }
+        for (key, duration) in [
+            ("timers.callback_timeout", self.timers.callback_timeout),
+            ("timers.near_window", self.timers.near_window),
+            ("timers.sweep_interval", self.timers.sweep_interval),
+        ] {
+            if duration > Duration::from_secs(86_400) {
+                return refuse(key, format!("must be 24h at most, is {duration:?}"));
+            }
+        }
+        for (key, count) in [
+            ("timers.concurrency", self.timers.concurrency),
+            ("timers.concurrency_per_destination", self.timers.concurrency_per_destination),
+        ] {
+            if count == 0 {
+                return refuse(key, "must be 1 at least: with 0 nothing would fire".into());
+            }
         }
         let first = self.stages.first_id;
         if !(1..=i64::from(LAST_STAGE)).contains(&first) {
@@ -340,6 +398,10 @@ fn list<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(deserializer: 
         OneOrMany::List(list) => list,
     };
     names.iter().filter(|name| !name.is_empty()).map(|name| name.parse().map_err(de::Error::custom)).collect()
+}
+
+fn some_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<String>>, D::Error> {
+    list(deserializer).map(Some)
 }
 
 /// Networks, and addresses as networks of one.

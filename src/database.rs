@@ -63,6 +63,23 @@ pub fn pool(database: &config::Database) -> Result<PgPool, DatabaseError> {
         .connect_lazy_with(options.application_name("tidemark")))
 }
 
+/// Whether waiting may help: the server is away, going or coming, or two transactions stood in each other's way.
+pub fn is_passing(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => true,
+        sqlx::Error::Database(error) => error.code().is_some_and(|code| {
+            // Connection exceptions, too many of them, operator's intervention, serialization failures and deadlocks.
+            ["08", "53", "57P", "40"].iter().any(|class| code.starts_with(class))
+        }),
+        _ => false,
+    }
+}
+
 /// Brings the database up to date. Any number of processes may try at once; one does it.
 pub async fn migrate(pool: &PgPool) -> Result<(), DatabaseError> {
     let number: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")

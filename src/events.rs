@@ -1,6 +1,6 @@
 //! Facts that others may follow: `tm.event.<service>.<what>.<about>`.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use futures::FutureExt;
 use serde::Serialize;
@@ -33,6 +33,16 @@ impl Events {
         round_trip(&self.nats).await.map_err(unsent)
     }
 
+    /// Tells a fact, waiting for room in the connection if there are many, but for no answer.
+    pub async fn send(&self, what: String, fact: &impl Serialize) {
+        let subject = format!("{}.event.{what}", self.prefix);
+        let Ok(fact) = Encoding::Json.encode(fact) else { return };
+        let sent = tokio::time::timeout(PATIENCE, self.nats.publish(subject, fact)).await;
+        if !matches!(sent, Ok(Ok(()))) {
+            untold(&what);
+        }
+    }
+
     /// Tells a fact to whoever listens right now, without waiting for anything. While the connection is lost it may go
     /// unheard.
     pub fn tell(&self, what: fmt::Arguments<'_>, fact: &impl Serialize) {
@@ -40,8 +50,15 @@ impl Events {
         let told =
             Encoding::Json.encode(fact).map(|fact| unconstrained(self.nats.publish(subject, fact)).now_or_never());
         if !matches!(told, Ok(Some(Ok(())))) {
-            metrics::counter!("tidemark_events_untold_total").increment(1);
-            tracing::warn!("the event {what} was not told");
+            untold(&what);
         }
     }
+}
+
+/// While the connection is lost, facts are not waited for.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+fn untold(what: &dyn fmt::Display) {
+    metrics::counter!("tidemark_events_untold_total").increment(1);
+    tracing::warn!("the event {what} was not told");
 }

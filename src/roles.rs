@@ -10,18 +10,21 @@ pub enum Role {
     Noid,
     /// Answers `tm.stage.*`.
     Stages,
+    /// Answers `tm.timer.*`, and fires timers.
+    Timers,
     /// The HTTP bridge.
     Http,
 }
 
 impl Role {
-    pub const ALL: &'static [Role] = &[Role::Ids, Role::Noid, Role::Stages, Role::Http];
+    pub const ALL: &'static [Role] = &[Role::Ids, Role::Noid, Role::Stages, Role::Timers, Role::Http];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Ids => "ids",
             Role::Noid => "noid",
             Role::Stages => "stages",
+            Role::Timers => "timers",
             Role::Http => "http",
         }
     }

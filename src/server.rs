@@ -29,6 +29,7 @@ use crate::{
     roles::Role,
     stages::Stages,
     telemetry,
+    timers::{self, Timers},
     watermark::{self, Cells, leases::Leases},
 };
 
@@ -47,6 +48,8 @@ pub enum ServeError {
     Keys(Error),
     #[error("this instance could not take a number: {0}")]
     Number(Error),
+    #[error("the certificates that callbacks trust could not be read: {0}")]
+    Certificates(std::io::Error),
     #[error("the counters could not begin again: {0}")]
     BeginAgain(Error),
 }
@@ -82,6 +85,7 @@ struct Running {
     nats: async_nats::Client,
     services: nats::Services,
     ids: Option<Arc<Ids>>,
+    timers: Option<timers::Running>,
     leases: Cells<Leases>,
 }
 
@@ -168,13 +172,16 @@ impl Server {
     async fn drain(&self, running: Option<Running>, mut http: JoinSet<std::io::Result<()>>) {
         let limit = self.config.shutdown.drain_timeout;
         let http = timeout(limit, async { while http.join_next().await.is_some() {} });
-        let Some(Running { nats, services, ids, leases }) = running else {
+        let Some(Running { nats, services, ids, timers, leases }) = running else {
             let _ = http.await;
             return;
         };
         let (http, nats_requests) = tokio::join!(http, timeout(limit, services.stop()));
         if http.is_err() || nats_requests.is_err() {
             tracing::warn!("some requests did not finish within {limit:?}");
+        }
+        if let Some(timers) = timers {
+            timers.stop(limit).await;
         }
         if let Some(ids) = ids
             && timeout(limit, ids.stop()).await.is_err()
@@ -230,7 +237,7 @@ impl Server {
         let lease_bucket = watermark::lease_bucket(jetstream.clone(), prefix);
         let leases = Cells::new(lease_bucket.clone(), name.clone(), deadline);
         self.until("a number", || self.instance.take_number(&leases, clock)).await?;
-        tokio::spawn(self.instance.clone().keep_number(leases.clone(), clock.clone(), background));
+        tokio::spawn(self.instance.clone().keep_number(leases.clone(), clock.clone(), background.clone()));
         let ids = self.config.roles.contains(&Role::Ids).then(|| {
             let stores = ids::Stores {
                 registry: registry.clone(),
@@ -256,8 +263,26 @@ impl Server {
             });
         }
         if self.config.roles.contains(&Role::Stages) {
-            Arc::new(Stages::new(jetstream.clone(), events, &self.config, name)).host(&mut hosted);
+            Arc::new(Stages::new(jetstream.clone(), events.clone(), &self.config, name.clone())).host(&mut hosted);
         }
+        let timers = match self.config.roles.contains(&Role::Timers) {
+            false => None,
+            true => {
+                let parts = timers::Parts {
+                    database: self.database.clone(),
+                    nats: nats.clone(),
+                    jetstream: jetstream.clone(),
+                    registry: registry.clone(),
+                    events,
+                    clock: clock.clone(),
+                    instance: name,
+                };
+                let started = Timers::start(parts, &self.config, background.clone()).await;
+                let (timers, running) = started.map_err(ServeError::Certificates)?;
+                timers.host(&mut hosted);
+                Some(running)
+            }
+        };
         let (instance, reserving) = (self.instance.clone(), ids.clone());
         let report = move || instance.report(reserving.as_ref().map(|ids| ids.at_hand()).unwrap_or_default());
         let serve = || nats::serve(&nats, &self.config.nats, &hosted, report.clone());
@@ -269,7 +294,7 @@ impl Server {
             limits: Limits::new(&self.config, jetstream, clock.clone()),
         };
         self.app.ready.set(ready).ok();
-        Ok(Running { nats, services, ids, leases })
+        Ok(Running { nats, services, ids, timers, leases })
     }
 
     /// Tries until it works, saying what it waits for. Errors that waiting won't mend end it.

@@ -60,15 +60,31 @@ pub enum Caller {
 impl Caller {
     /// Whether he may call the operation at all.
     pub fn may(&self, operation: &Info) -> Result<()> {
-        let allowed = match (self, operation.scope) {
+        match self.has(operation.scope, operation.surface) {
+            true => Ok(()),
+            false => Err(Error::new(Code::Forbidden, "these credentials do not allow this operation")),
+        }
+    }
+
+    pub fn has(&self, scope: Scope, surface: Surface) -> bool {
+        match (self, scope) {
             (Caller::Admin, _) => true,
             (Caller::Key(key), Scope::Operator) => {
                 key.tenant.as_str() == DEFAULT_TENANT && key.roles.contains(&Grant::Admin)
             }
             (Caller::Key(key), Scope::Mint) => key.roles.contains(&Grant::Mint),
-            (Caller::Token(_), scope) => scope == Scope::Mint && operation.surface == Surface::Ids,
-        };
-        if allowed { Ok(()) } else { Err(Error::new(Code::Forbidden, "these credentials do not allow this operation")) }
+            (Caller::Key(key), Scope::Timers) => key.roles.contains(&Grant::Timers),
+            (Caller::Key(key), Scope::Secrets) => key.roles.contains(&Grant::Secrets),
+            (Caller::Token(_), scope) => scope == Scope::Mint && surface == Surface::Ids,
+        }
+    }
+
+    /// Whose things he sees: his key's tenant.
+    pub fn tenant(&self) -> Name {
+        match self {
+            Caller::Key(key) => key.tenant.clone(),
+            Caller::Admin | Caller::Token(_) => DEFAULT_TENANT.parse().expect("a valid name"),
+        }
     }
 
     /// Whether he may call it on this target.

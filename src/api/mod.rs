@@ -14,6 +14,7 @@ pub mod admin;
 pub mod ids;
 pub mod noid;
 pub mod stages;
+pub mod timers;
 
 pub use call::{Call, Context, Handle, IdempotencyKey};
 pub use encoding::{Encoding, named};
@@ -26,5 +27,6 @@ pub fn visit(visitor: &mut impl Visitor) {
     ids::visit(visitor);
     noid::visit(visitor);
     stages::visit(visitor);
+    timers::visit(visitor);
     admin::visit(visitor);
 }

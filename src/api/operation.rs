@@ -10,6 +10,8 @@ pub trait Operation: Send + Sync + 'static {
     type Target: Target;
     type Request: Serialize + DeserializeOwned + ToSchema + Send + Sync;
     type Response: Serialize + DeserializeOwned + ToSchema + Send + Sync;
+    /// What is called instead, over HTTP, for a caller who has [`Info::privilege`]: what a role opens has a subject of its own.
+    type Privileged: Operation<Target = Self::Target, Request = Self::Request, Response = Self::Response>;
     const INFO: Info;
 
     /// Whether an answer was given before. The body is the same then; the HTTP status or a header of the reply tells it.
@@ -36,6 +38,10 @@ pub struct Info {
     pub success: u16,
     /// The same for an answer that was given before.
     pub repeated: u16,
+    /// What a success is called, where answers come in an envelope.
+    pub message: &'static str,
+    /// The role that opens [`Operation::Privileged`].
+    pub privilege: Option<Scope>,
     /// Whether one client address may only call it so often over HTTP.
     pub limited_by_client: bool,
     /// A header that a request over HTTP must have.
@@ -107,8 +113,10 @@ macro_rules! operations {
                 scope: $scope:ident,
                 success: $success:literal,
                 $(repeated: $repeated:literal,)?
+                $(message: $message:literal,)?
                 $(limited_by_client: $limited:literal,)?
                 $(header: $header:literal,)?
+                $(privileged: $privilege:ident $privileged:ident,)?
                 routes: [$($http:ident $path:literal),* $(,)?],
             }
         )+
@@ -121,6 +129,7 @@ macro_rules! operations {
                 type Target = operations!(@target $($target)*);
                 type Request = $request;
                 type Response = $response;
+                type Privileged = operations!(@type $($privileged)? $operation);
                 const INFO: $crate::api::Info = $crate::api::Info {
                     service: $service,
                     verb: $verb,
@@ -129,6 +138,8 @@ macro_rules! operations {
                     surface: $crate::api::Surface::$surface,
                     success: $success,
                     repeated: operations!(@or $($repeated)? $success),
+                    message: operations!(@or $($message)? "success"),
+                    privilege: operations!(@scope $($privilege)?),
                     limited_by_client: operations!(@or $($limited)? false),
                     header: operations!(@option $($header)?),
                     routes: &[$($crate::api::Route { method: $crate::api::Method::$http, path: $path }),*],
@@ -166,6 +177,10 @@ macro_rules! operations {
     };
     (@or $first:literal $second:literal) => { $first };
     (@or $second:literal) => { $second };
+    (@type $first:ident $second:ident) => { $first };
+    (@type $second:ident) => { $second };
+    (@scope) => { None };
+    (@scope $scope:ident) => { Some($crate::api::Scope::$scope) };
     (@option) => { None };
     (@option $value:literal) => { Some($value) };
     (@target) => { () };

@@ -7,6 +7,10 @@ pub enum Scope {
     Operator,
     /// Services that take ids: the role `mint`.
     Mint,
+    /// A tenant's services that set timers: the role `timers`.
+    Timers,
+    /// Those of them that may see secrets: the role `secrets`.
+    Secrets,
 }
 
 /// One of the interfaces that Tidemark unites. Each has paths, a dialect and a rule for strangers.

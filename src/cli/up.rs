@@ -5,9 +5,12 @@ use clap::Args;
 use super::{Outcome, init_logs, print, serve::on_signal};
 use crate::{
     access::DEFAULT_TENANT,
-    api::Name,
-    config::{Config, LogFormat},
+    api::{Name, NoParameters},
+    client::Client,
+    config::{self, Config, LogFormat},
     embedded::{Up, UpOptions},
+    error::{Error, Result, chain},
+    jetstream,
     server::Server,
 };
 
@@ -58,13 +61,18 @@ pub async fn run(mut config: Config, options: Options) -> Outcome {
 }
 
 async fn serve(config: Config, up: &Up, fresh: bool, stop: tokio_util::sync::CancellationToken) -> Outcome {
+    let nats = config.nats.clone();
     let mut server = Server::bind(config).await?;
     server.fresh = fresh;
     server.known_keys = up.known_keys();
     let mut is_ready = server.is_ready();
     let welcome = async {
         if is_ready.wait_for(|ready| *ready).await.is_ok() {
-            match up.write_env() {
+            let secrets = webhook_secrets(&nats, up).await.unwrap_or_else(|error| {
+                eprintln!("tidemark: {}", chain(&error));
+                Vec::new()
+            });
+            match up.write_env(&secrets) {
                 Ok(env) => drop(print(up.welcome(&env))),
                 Err(error) => eprintln!("tidemark: {error}"),
             }
@@ -78,11 +86,22 @@ async fn serve(config: Config, up: &Up, fresh: bool, stop: tokio_util::sync::Can
     Ok(ExitCode::SUCCESS)
 }
 
+async fn webhook_secrets(nats: &config::Nats, up: &Up) -> Result<Vec<(Name, String)>> {
+    let away = |error| Error::unavailable("NATS is not reachable").source(error);
+    let client = Client::new(jetstream::connect(nats).await.map_err(away)?, nats.prefix.clone());
+    let mut secrets = Vec::new();
+    for tenant in up.tenants() {
+        let secret = client.webhook_secret(&tenant, &NoParameters {}).await?.secret;
+        secrets.push((tenant, secret));
+    }
+    Ok(secrets)
+}
+
 /// The default tenant is always there, and may be named all the same.
-fn tenants(names: &[String]) -> crate::error::Result<Vec<Name>> {
+fn tenants(names: &[String]) -> Result<Vec<Name>> {
     let mut tenants: Vec<Name> = Vec::new();
     for name in names.iter().map(|name| name.trim()).filter(|name| !name.is_empty() && *name != DEFAULT_TENANT) {
-        let tenant: Name = name.parse().map_err(|error| crate::error::Error::field("TIDEMARK_TENANTS", error))?;
+        let tenant: Name = name.parse().map_err(|error| Error::field("TIDEMARK_TENANTS", error))?;
         if !tenants.contains(&tenant) {
             tenants.push(tenant);
         }

@@ -112,19 +112,27 @@ impl Callers {
         })
     }
 
-    /// Its own usage, and what takes ids.
+    /// Its own usage and timers, and what takes ids.
     fn called_by(&self, tenant: &Name) -> Vec<String> {
-        struct Minting<'a>(&'a Name, Vec<String>);
-        impl api::Visitor for Minting<'_> {
+        struct Called<'a> {
+            prefix: &'a Name,
+            tenant: &'a Name,
+            subjects: Vec<String>,
+        }
+        impl api::Visitor for Called<'_> {
             fn visit<O: Operation>(&mut self) {
-                if O::INFO.scope == Scope::Mint {
-                    self.1.push(O::INFO.pattern(self.0));
+                let pattern = O::INFO.pattern(self.prefix);
+                match O::INFO.scope {
+                    Scope::Mint => self.subjects.push(pattern),
+                    Scope::Timers | Scope::Secrets => self.subjects.push(pattern.replace('*', self.tenant.as_str())),
+                    Scope::Operator => {}
                 }
             }
         }
-        let mut minting = Minting(&self.prefix, vec![format!("usage.{tenant}.*")]);
-        api::visit(&mut minting);
-        minting.1
+        let subjects = vec![format!("usage.{tenant}.*")];
+        let mut called = Called { prefix: &self.prefix, tenant, subjects };
+        api::visit(&mut called);
+        called.subjects
     }
 
     /// Its own events, and what was refused of its own.

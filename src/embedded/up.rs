@@ -96,6 +96,15 @@ impl Up {
         config.nats.monitor_url = Some(self.nats.monitor_url());
         config.database.url = Some(Secret::new(self.postgres.url()));
         config.auth.admin_token = Some(Secret::new(self.admin_token()));
+        // Whoever tries callbacks on one machine has his receiver there too.
+        let loopback = ["127.0.0.0/8", "::1/128"].map(|network| network.parse::<ipnet::IpNet>().expect("a network"));
+        config.timers.allow_networks.extend(loopback);
+    }
+
+    /// All tenants, the default one first.
+    pub fn tenants(&self) -> impl Iterator<Item = Name> {
+        let default = DEFAULT_TENANT.parse().expect("a valid name");
+        std::iter::once(default).chain(self.callers.tenants.iter().map(|(tenant, _)| tenant.clone()))
     }
 
     pub fn admin_token(&self) -> &str {
@@ -123,8 +132,9 @@ impl Up {
         keys
     }
 
-    /// Writes `DIR/env` for callers and `DIR/service.env` for a second process of ours.
-    pub fn write_env(&self) -> Result<PathBuf> {
+    /// Writes `DIR/env` for callers and `DIR/service.env` for a second process of ours. What callbacks of a tenant are
+    /// signed with only the running service knows.
+    pub fn write_env(&self, webhook_secrets: &[(Name, String)]) -> Result<PathBuf> {
         let mut env = vec![
             ("TIDEMARK_URL".to_owned(), format!("http://127.0.0.1:{}", self.http_port)),
             ("NATS_URL".to_owned(), self.callers.operator.url(self.nats.port)),
@@ -136,6 +146,13 @@ impl Up {
             let suffix = suffix(tenant);
             env.push((format!("NATS_URL_{suffix}"), user.url(self.nats.port)));
             env.push((format!("TIDEMARK_API_KEY_{suffix}"), self.secrets.api_keys[tenant.as_str()].clone()));
+        }
+        for (tenant, secret) in webhook_secrets {
+            let suffix = match tenant.as_str() {
+                DEFAULT_TENANT => String::new(),
+                _ => format!("_{}", suffix(tenant)),
+            };
+            env.push((format!("TIDEMARK_WEBHOOK_SECRET{suffix}"), secret.clone()));
         }
         let service = [
             ("NATS_URL".to_owned(), self.callers.service.url(self.nats.port)),

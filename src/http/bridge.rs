@@ -18,6 +18,9 @@ use crate::{
     telemetry::Trace,
 };
 
+/// The target that a credential has.
+pub const TENANT: &str = "tenant";
+
 /// The routes of every declaration.
 pub fn routes() -> Router<Arc<App>> {
     struct Routes(Router<Arc<App>>);
@@ -74,19 +77,24 @@ async fn call<O: Operation>(
     encoding: Encoding,
 ) -> Result<Response> {
     let ready = app.ready()?;
-    let call = understand::<O>(app, ready, path, request).await?;
-    let answer = ready.gateway.call(call).await?;
-    let status = if O::is_repeated(&answer) { O::INFO.repeated } else { O::INFO.success };
-    dialect::success(O::INFO.surface, status, encoding, &answer)
+    let (call, privileged) = understand::<O>(app, ready, path, request).await?;
+    let answer = match privileged {
+        false => ready.gateway.call(call).await?,
+        true => {
+            let Call { target, request, context } = call;
+            Box::pin(ready.gateway.call::<O::Privileged>(Call { target, request, context })).await?
+        }
+    };
+    dialect::success(&O::INFO, O::is_repeated(&answer), encoding, &answer)
 }
 
-/// Admits the caller and reads what he asks for. Apart from the call, so that nothing of the request is carried through it.
+/// Admits the caller and reads what he asks for, and whether he has the privilege that the operation knows. Apart from the call, so that nothing of the request is carried through it.
 async fn understand<O: Operation>(
     app: &App,
     ready: &Ready,
     path: HashMap<String, String>,
     request: Request,
-) -> Result<Call<O>> {
+) -> Result<(Call<O>, bool)> {
     let info = &O::INFO;
     let (parts, body) = request.into_parts();
     // Before the body is read: strangers get no work out of us.
@@ -111,10 +119,16 @@ async fn understand<O: Operation>(
         let body = read(body, app.config.http.body_limit).await?;
         params.add_body(text(&parts.headers, "content-type"), body).await?;
     }
-    let names = info.target.iter().map(|name| params.take_text(name)?.parse()).collect::<Result<Vec<Name>>>()?;
-    if let Some(caller) = caller {
+    let named = |name: &&str| match (*name, &caller) {
+        // Nobody names his tenant: it is the caller's.
+        (TENANT, Some(caller)) => Ok(caller.tenant()),
+        _ => params.take_text(name)?.parse(),
+    };
+    let names = info.target.iter().map(named).collect::<Result<Vec<Name>>>()?;
+    if let Some(caller) = &caller {
         caller.may_reach(&names)?;
     }
+    let privileged = caller.is_some_and(|caller| info.privilege.is_some_and(|scope| caller.has(scope, info.surface)));
     let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;
     let context = Context {
         idempotency_key: parts
@@ -125,7 +139,7 @@ async fn understand<O: Operation>(
         trace: parts.extensions.get::<Trace>().copied().unwrap_or_default(),
         named: Context::name(text(&parts.headers, Context::NAME_HEADER)),
     };
-    Ok(Call { target, request: params.request()?, context })
+    Ok((Call { target, request: params.request()?, context }, privileged))
 }
 
 async fn read(body: Body, limit: usize) -> Result<bytes::Bytes> {

@@ -9,26 +9,28 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    api::{Encoding, Surface},
+    api::{Encoding, Info, Surface, timers},
     error::{Body, Code, Error, Result},
 };
 
 /// IDBuilder's and the timer platform's envelope.
 #[derive(Serialize)]
-struct Envelope<T> {
+struct Envelope<'a, T> {
     code: u16,
-    message: &'static str,
+    message: &'a str,
     /// An answer that says nothing but yes has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<T>,
 }
 
 /// A successful answer.
-pub fn success<A: Serialize>(surface: Surface, status: u16, encoding: Encoding, answer: &A) -> Result<Response> {
+pub fn success<A: Serialize>(info: &Info, repeated: bool, encoding: Encoding, answer: &A) -> Result<Response> {
+    let Info { surface, .. } = *info;
+    let (status, message) = if repeated { (info.repeated, "success") } else { (info.success, info.message) };
     let body = match surface {
         Surface::Ids | Surface::Timers => {
             let data = (size_of::<A>() > 0).then_some(answer);
-            encoding.encode(&Envelope { code: 0, message: "success", data })
+            encoding.encode(&Envelope { code: 0, message, data })
         }
         Surface::Pools | Surface::Stages | Surface::Usage | Surface::Native => encoding.encode(answer),
     }?;
@@ -42,7 +44,7 @@ pub fn failure(surface: Surface, encoding: Encoding, error: &Error) -> Response 
     let envelope = |code: u16| json!({ "code": code, "message": error.message, "data": null });
     let body = match surface {
         Surface::Ids => envelope(id_code(error.code)),
-        Surface::Timers => envelope(timer_code(error.code)),
+        Surface::Timers => envelope(timers::number(error.code)),
         Surface::Stages => json!({ "error": stage_text(error) }),
         Surface::Usage => json!({ "code": usage_code(error.code), "message": error.message, "details": error.details }),
         Surface::Native => json!(Body::from(error)),
@@ -94,21 +96,6 @@ fn id_code(code: Code) -> u16 {
     }
 }
 
-fn timer_code(code: Code) -> u16 {
-    match code {
-        Code::Internal | Code::Unavailable | Code::Exhausted | Code::RateLimited => 1,
-        Code::NotFound => 3,
-        Code::Unauthenticated | Code::Forbidden => 4,
-        Code::InvalidRequest
-        | Code::InvalidKey
-        | Code::SizeExceedsLimit
-        | Code::DeltaExceedsLimit
-        | Code::Conflict
-        | Code::PayloadTooLarge
-        | Code::MethodNotAllowed => 2,
-    }
-}
-
 fn stage_text(error: &Error) -> &str {
     match error.code {
         Code::Internal => "An internal server error occurred.",
@@ -130,6 +117,7 @@ fn usage_code(code: Code) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::{Operation, admin::ListKeys};
 
     const SURFACES: [Surface; 6] =
         [Surface::Ids, Surface::Pools, Surface::Stages, Surface::Timers, Surface::Usage, Surface::Native];
@@ -170,7 +158,8 @@ mod tests {
     #[tokio::test]
     async fn the_same_answer_in_each_dialect() {
         for surface in SURFACES {
-            let response = success(surface, 201, Encoding::Json, &json!({"id": [1]})).unwrap();
+            let info = Info { surface, success: 201, ..<ListKeys as Operation>::INFO };
+            let response = success(&info, false, Encoding::Json, &json!({"id": [1]})).unwrap();
             assert_eq!(response.status(), 201);
             let expected = match surface {
                 Surface::Ids | Surface::Timers => r#"{"code":0,"message":"success","data":{"id":[1]}}"#,

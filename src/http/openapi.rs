@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
+use super::bridge::TENANT;
 use crate::{
     api::{self, Info, Method, Operation, Route, Scope, Surface},
     error,
@@ -73,12 +74,12 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
         "description": description(info),
         "x-nats-subject": info.pattern(&"tm".parse().expect("a valid name")),
         "responses": {
-            info.success.to_string(): answer("Success", "application/json", enveloped(info.surface, response)),
+            info.success.to_string(): answer("Success", "application/json", enveloped(info, response)),
             "default": answer("Error", failure_type(info.surface), failure(info.surface)),
         },
     });
     if info.repeated != info.success {
-        let again = answer("The same answer again", "application/json", enveloped(info.surface, response));
+        let again = answer("The same answer again", "application/json", enveloped(info, response));
         operation["responses"][info.repeated.to_string()] = again;
     }
     if !info.surface.open_by_default() {
@@ -104,7 +105,7 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
     let mut parameters: Vec<Value> = info
         .target
         .iter()
-        .filter(|name| !with_body || in_path(name))
+        .filter(|name| **name != TENANT && (!with_body || in_path(name)))
         .map(|name| parameter(name, &name_schema, true))
         .collect();
     parameters.extend(
@@ -119,7 +120,7 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
     );
     operation["parameters"] = parameters.into();
     if with_body {
-        let targets: Vec<_> = info.target.iter().filter(|name| !in_path(name)).collect();
+        let targets: Vec<_> = info.target.iter().filter(|name| **name != TENANT && !in_path(name)).collect();
         let schema = if targets.is_empty() {
             request.clone()
         } else {
@@ -145,6 +146,10 @@ fn description(info: &Info) -> String {
     let scope = match info.scope {
         Scope::Operator => "For the operator: the admin token, or the default tenant's key with the role `admin`.",
         Scope::Mint => "For the admin token, or an API key with the role `mint`.",
+        Scope::Timers => {
+            "For an API key with the role `timers`, on its own tenant; the admin token is the default tenant's."
+        }
+        Scope::Secrets => "For an API key with the role `secrets`, on its own tenant.",
     };
     format!("{}\n\n{scope}", info.about.trim())
 }
@@ -165,11 +170,11 @@ fn content_types(surface: Surface) -> &'static [&'static str] {
     }
 }
 
-fn enveloped(surface: Surface, data: &Value) -> Value {
-    match surface {
+fn enveloped(info: &Info, data: &Value) -> Value {
+    match info.surface {
         Surface::Ids | Surface::Timers => object(json!({
             "code": { "type": "integer", "const": 0 },
-            "message": { "type": "string", "const": "success" },
+            "message": { "type": "string", "const": info.message },
             "data": data,
         })),
         _ => data.clone(),

@@ -31,12 +31,26 @@ pub struct Params(Vec<(String, Param)>);
 #[derive(Debug)]
 enum Param {
     Text(String),
+    /// The members of an object, each given as text: `metadata.color=red`.
+    Members(Vec<(String, String)>),
     Value(Value),
 }
 
 impl Params {
     pub fn add_text(&mut self, name: impl Into<String>, text: impl Into<String>) -> Result<()> {
-        self.add(name.into(), Param::Text(text.into()))
+        let (name, text) = (name.into(), text.into());
+        let Some((object, member)) = name.split_once('.') else { return self.add(name, Param::Text(text)) };
+        match self.0.iter_mut().find(|(known, _)| known == object) {
+            Some((_, Param::Members(members))) if members.len() == MOST => Err(too_many()),
+            Some((_, Param::Members(members))) if members.iter().any(|(known, _)| known == member) => {
+                Err(Error::field(&name, "is given twice"))
+            }
+            Some((_, Param::Members(members))) => {
+                members.push((member.to_owned(), text));
+                Ok(())
+            }
+            _ => self.add(object.to_owned(), Param::Members(vec![(member.to_owned(), text)])),
+        }
     }
 
     pub fn add_query(&mut self, query: &str) -> Result<()> {
@@ -80,7 +94,7 @@ impl Params {
 
     fn add(&mut self, name: String, param: Param) -> Result<()> {
         if self.0.len() == MOST {
-            return Err(Error::invalid(format!("more than {MOST} parameters")));
+            return Err(too_many());
         }
         if self.0.iter().any(|(known, _)| *known == name) {
             return Err(Error::field(&name, "is given twice"));
@@ -96,7 +110,7 @@ impl Params {
         };
         match self.0.swap_remove(index).1 {
             Param::Text(text) | Param::Value(Value::String(text)) => Ok(text),
-            Param::Value(_) => Err(Error::field(name, "must be a string")),
+            Param::Members(_) | Param::Value(_) => Err(Error::field(name, "must be a string")),
         }
     }
 
@@ -105,6 +119,10 @@ impl Params {
         let fields = || MapDeserializer::new(self.0.iter().map(|(name, param)| (name.as_str(), param)));
         T::deserialize(fields()).or_else(|_| crate::api::named(fields()))
     }
+}
+
+fn too_many() -> Error {
+    Error::invalid(format!("more than {MOST} parameters"))
 }
 
 /// How a body is written.
@@ -141,6 +159,10 @@ impl<'de> IntoDeserializer<'de, DeError> for &'de Param {
     }
 }
 
+fn texts(members: &[(String, String)]) -> impl de::MapAccess<'_, Error = DeError> {
+    MapDeserializer::new(members.iter().map(|(name, text)| (name.as_str(), text.as_str())))
+}
+
 /// Parses text as the type that the field wants; a value speaks for itself.
 macro_rules! parsed {
     ($($method:ident $visit:ident $type:ty, $expected:literal;)+) => {
@@ -150,6 +172,7 @@ macro_rules! parsed {
                     Ok(value) => visitor.$visit(value),
                     Err(_) => Err(de::Error::invalid_value(de::Unexpected::Str(text), &$expected)),
                 },
+                Param::Members(members) => visitor.visit_map(texts(members)),
                 Param::Value(value) => value.$method(visitor),
             }
         })+
@@ -163,6 +186,10 @@ macro_rules! as_value {
                 Param::Text(text) => {
                     let text: StrDeserializer<'_, DeError> = text.as_str().into_deserializer();
                     text.$method($($name,)* visitor)
+                }
+                Param::Members(members) => {
+                    $(let _ = $name;)*
+                    visitor.visit_map(texts(members))
                 }
                 Param::Value(value) => value.$method($($name,)* visitor),
             }

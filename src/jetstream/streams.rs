@@ -16,9 +16,11 @@ const FILES: &[(&str, &str)] = &[
     ("stage_contents.toml", include_str!("../../streams/stage_contents.toml")),
     ("stage_limits.toml", include_str!("../../streams/stage_limits.toml")),
     ("stages.toml", include_str!("../../streams/stages.toml")),
+    ("timers.toml", include_str!("../../streams/timers.toml")),
 ];
 
 const STREAM_NOT_FOUND: u64 = 10059;
+const CONSUMER_NOT_FOUND: u64 = 10014;
 
 const FIRST_SEQUENCE: &str = "first_seq";
 
@@ -32,11 +34,22 @@ pub struct Declaration {
     #[serde(default)]
     settings: Vec<String>,
     pub(crate) config: Map<String, Value>,
+    /// Its durable consumers.
+    #[serde(default)]
+    consumers: Vec<Map<String, Value>>,
 }
 
 impl Declaration {
     pub fn name(&self) -> &str {
         self.config.get("name").and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+impl Declaration {
+    /// What it stores.
+    pub fn subjects(&self) -> Vec<String> {
+        let subjects = self.config.get("subjects").and_then(Value::as_array);
+        subjects.into_iter().flatten().filter_map(|subject| Some(subject.as_str()?.to_owned())).collect()
     }
 }
 
@@ -114,14 +127,21 @@ pub fn declarations(config: &Config) -> Vec<Declaration> {
 
 /// Compares the live stream with its declaration.
 pub async fn diff(jetstream: &Context, declaration: &Declaration) -> Result<Drift, ApplyError> {
-    Ok(compare(declaration, live(jetstream, declaration.name()).await?.as_ref()))
+    let live = live(jetstream, declaration.name()).await?;
+    let mut drift = compare(declaration, live.as_ref());
+    if live.is_some() {
+        for consumer in &declaration.consumers {
+            drift.changes.extend(consumer_changes(jetstream, declaration.name(), consumer).await?);
+        }
+    }
+    Ok(drift)
 }
 
 /// Creates the stream, or brings it up to its declaration as far as nothing is lost. Returns what it found.
 pub async fn apply(jetstream: &Context, declaration: &Declaration) -> Result<Drift, ApplyError> {
     let name = declaration.name();
     let live = live(jetstream, name).await?;
-    let drift = compare(declaration, live.as_ref());
+    let mut drift = compare(declaration, live.as_ref());
     let refused = |action, error| ApplyError::Refused { action, stream: name.to_owned(), error };
     match live {
         None => {
@@ -138,6 +158,19 @@ pub async fn apply(jetstream: &Context, declaration: &Declaration) -> Result<Dri
             let _: Value = outcome(updated).map_err(|error| refused("the update", error))?;
         }
         Some(_) => {}
+    }
+    for consumer in &declaration.consumers {
+        let changes = consumer_changes(jetstream, name, consumer).await?;
+        if !changes.is_empty() {
+            // Creates it, or brings it up to its declaration.
+            let request = json!({ "stream_name": name, "config": consumer });
+            let subject = format!("CONSUMER.CREATE.{name}.{}", durable_name(consumer));
+            let made = jetstream.request(subject, &request).await?;
+            let _: Value = outcome(made).map_err(|error| refused("a consumer", error))?;
+        }
+        if !drift.missing {
+            drift.changes.extend(changes);
+        }
     }
     Ok(drift)
 }
@@ -163,6 +196,37 @@ pub(super) async fn live(jetstream: &Context, name: &str) -> Result<Option<Live>
         Err(error) if error.error_code().0 == STREAM_NOT_FOUND => Ok(None),
         Err(error) => Err(ApplyError::Refused { action: "the inspection", stream: name.to_owned(), error }),
     }
+}
+
+/// How a live consumer differs from its declaration.
+async fn consumer_changes(
+    jetstream: &Context,
+    stream: &str,
+    declared: &Map<String, Value>,
+) -> Result<Vec<Change>, ApplyError> {
+    let name = durable_name(declared);
+    let info: Response<Value> = jetstream.request(format!("CONSUMER.INFO.{stream}.{name}"), &json!({})).await?;
+    let live = match outcome(info) {
+        Ok(live) => live["config"].clone(),
+        Err(error) if error.error_code().0 == CONSUMER_NOT_FOUND => Value::Null,
+        Err(error) => {
+            return Err(ApplyError::Refused { action: "the inspection", stream: stream.to_owned(), error });
+        }
+    };
+    let differs = |(field, declared): (&String, &Value)| {
+        let live = live.get(field).cloned().unwrap_or(Value::Null);
+        (live != *declared).then(|| Change {
+            field: format!("consumer {name}, {field}"),
+            live,
+            declared: declared.clone(),
+            loses: None,
+        })
+    };
+    Ok(declared.iter().filter_map(differs).collect())
+}
+
+fn durable_name(consumer: &Map<String, Value>) -> &str {
+    consumer.get("durable_name").and_then(Value::as_str).unwrap_or_default()
 }
 
 fn outcome<T>(response: Response<T>) -> Result<T, async_nats::jetstream::Error> {
@@ -263,7 +327,7 @@ mod tests {
         let mut config = Config::from_parts(None, Default::default()).unwrap();
         config.stages.first_id = 100;
         let live = |config: &Config| {
-            let declaration = declarations(config).pop().unwrap();
+            let declaration = declarations(config).into_iter().find(|one| one.name().ends_with("_STAGES")).unwrap();
             let live = json!({ "created": "", "state": { "last_seq": 0 }, "config": declaration.config });
             (declaration, serde_json::from_value::<Live>(live).unwrap())
         };

@@ -1,4 +1,4 @@
-//! What every instance must know at once: API keys and the configuration of id keys.
+//! What every instance must know at once: API keys, the configuration of id keys, generations of webhook secrets.
 //!
 //! It lives in the bucket `tm_registry`. Every instance watches the bucket and holds all of it in memory, so a change
 //! reaches all of them within milliseconds, and neither authentication nor an id needs a lookup, let alone PostgreSQL.
@@ -21,6 +21,7 @@ use crate::{
     error::{Code, Error, Result},
     ids::KeyRecord,
     jetstream::{Bucket, CasError, Write},
+    timers::Rotation,
 };
 
 /// Cheap to clone.
@@ -28,6 +29,7 @@ use crate::{
 pub struct Registry {
     pub keys: Table<keys::ApiKey>,
     pub ids: Table<KeyRecord>,
+    pub webhooks: Table<Rotation>,
     /// The newest revision that the tables have, once they have been read.
     seen: watch::Sender<Option<u64>>,
     bucket: Bucket,
@@ -39,6 +41,7 @@ impl Registry {
         Self {
             keys: Table::default(),
             ids: Table::default(),
+            webhooks: Table::default(),
             seen: watch::Sender::new(None),
             bucket: Bucket::new(jetstream, format!("{prefix}_registry")),
         }
@@ -88,6 +91,7 @@ impl Registry {
     fn begin_with(&self, present: &HashSet<String>, revision: u64) {
         self.keys.retain(present);
         self.ids.retain(present);
+        self.webhooks.retain(present);
         self.seen.send_replace(Some(revision));
     }
 
@@ -97,6 +101,7 @@ impl Registry {
         match entry.key.split_once('.') {
             Some((keys::ApiKey::TABLE, id)) => self.keys.apply(id, value, entry.revision),
             Some((KeyRecord::TABLE, id)) => self.ids.apply(id, value, entry.revision),
+            Some((Rotation::TABLE, id)) => self.webhooks.apply(id, value, entry.revision),
             _ => tracing::debug!(key = entry.key, "an entry of a newer version is left alone"),
         }
     }

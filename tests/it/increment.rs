@@ -270,7 +270,10 @@ async fn who_was_given_a_number_is_known() {
     let (_, listed, _) = crate::support::tidemark(&["instances", "--json"], deployment.environment()).await;
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(given["instance"], listed[0]["instance"], "{listed}");
-    assert_eq!((&listed[0]["number"], &listed[0]["roles"]), (&json!(0), &json!(["ids", "noid", "stages", "http"])));
+    assert_eq!(
+        (&listed[0]["number"], &listed[0]["roles"]),
+        (&json!(0), &json!(["ids", "noid", "stages", "timers", "http"]))
+    );
     assert_eq!(listed[0]["ranges"][0]["counter"], "r");
 
     http.clone().header("x-request-id", "one").data("/v1/id/increment?key=s&size=3").await;
@@ -307,7 +310,7 @@ async fn instances_have_numbers_of_their_own() {
     let both = list().await;
     assert_eq!((&both[0]["number"], &both[1]["number"], both.as_array().unwrap().len()), (&json!(0), &json!(1), 2));
     let (code, table, _) = crate::support::tidemark(&["instances"], deployment.environment()).await;
-    assert!(code == Some(0) && table.contains("ids,noid,stages,http") && table.contains("uptime"), "{table}");
+    assert!(code == Some(0) && table.contains("ids,noid,stages,timers,http") && table.contains("uptime"), "{table}");
     tokio::join!(one.stop(), two.stop());
     let (code, _, err) = crate::support::tidemark(&["instances"], deployment.environment()).await;
     assert!(code == Some(1) && err.contains("no instance answers"), "{err}");

@@ -24,6 +24,7 @@ mod stages;
 mod start;
 mod streams;
 mod surfaces;
+mod timers;
 mod tokens;
 mod tour;
 mod uniqueness;

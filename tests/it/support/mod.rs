@@ -2,6 +2,7 @@
 
 mod process;
 mod proxy;
+mod receiver;
 pub mod servers;
 mod up;
 
@@ -23,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use process::{Process, tidemark};
 pub use proxy::Proxy;
+pub use receiver::{Answering, Receiver};
 pub use servers::Servers;
 pub use up::UpInstance;
 
@@ -119,6 +121,12 @@ impl Deployment {
 /// Stages without a limit: most tests ask more often than a designer does.
 pub fn unlimited(config: &mut Config) {
     config.stages.rate_limit.requests = 0;
+}
+
+/// Timers that may be due at once, and call this machine.
+pub fn soon(config: &mut Config) {
+    config.timers.min_delay = Duration::ZERO;
+    config.timers.allow_networks = vec!["127.0.0.0/8".parse().unwrap()];
 }
 
 /// A server that runs in the test's own process.

@@ -1,0 +1,181 @@
+//! Which addresses HTTP callbacks may reach. Asked after the name was resolved and before the connection is made, so that
+//! no name can lead to our neighbours, whatever it resolved to a moment before.
+
+use std::{
+    future::Future,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use ipnet::IpNet;
+use tokio::net::{TcpStream, lookup_host};
+use tower_service::Service;
+
+/// Connects to public addresses, and to those that the configuration opens.
+#[derive(Clone)]
+pub struct Guarded {
+    allowed: Arc<[IpNet]>,
+}
+
+impl Guarded {
+    pub fn new(allowed: &[IpNet]) -> Self {
+        Self { allowed: allowed.into() }
+    }
+
+    fn admits(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.allowed.iter().any(|network| network.contains(&address)) || is_public(address)
+    }
+
+    async fn connect(self, uri: Uri) -> io::Result<TcpStream> {
+        let host = uri.host().ok_or_else(|| io::Error::other("the URL has no host"))?;
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
+        let found: Vec<SocketAddr> = lookup_host((bare, port)).await?.collect();
+        let Some(first) = found.first() else { return Err(io::Error::other(format!("{host} has no address"))) };
+        let admitted: Vec<&SocketAddr> = found.iter().filter(|address| self.admits(address.ip())).collect();
+        let mut failed = io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!(
+                "{host} leads to {}, which is not a public address and not opened by timers.allow_networks",
+                first.ip()
+            ),
+        );
+        for address in admitted {
+            match TcpStream::connect(address).await {
+                Ok(stream) => {
+                    let _ = stream.set_nodelay(true);
+                    return Ok(stream);
+                }
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+}
+
+impl Service<Uri> for Guarded {
+    type Response = TokioIo<TcpStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connecting = self.clone().connect(uri);
+        Box::pin(async move { connecting.await.map(TokioIo::new) })
+    }
+}
+
+/// Whether an address belongs to the public internet.
+fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => is_public_v6(address),
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let [a, b, c, _] = address.octets();
+    let special = address.is_private()
+        || address.is_loopback()
+        || address.is_link_local()
+        || address.is_broadcast()
+        || address.is_documentation()
+        || address.is_multicast()
+        || a == 0
+        || a >= 240
+        // Shared by carriers, protocol assignments, benchmarks, the old 6to4 relays.
+        || (a == 100 && (64..128).contains(&b))
+        || (a == 192 && b == 0 && c == 0)
+        || (a == 198 && (b == 18 || b == 19))
+        || (a == 192 && b == 88 && c == 99);
+    !special
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let segments = address.segments();
+    let [a, b, ..] = segments;
+    // Addresses that carry one of version 4 lead where that one leads.
+    let low = || Ipv4Addr::from(((u32::from(segments[6])) << 16) | u32::from(segments[7]));
+    match segments {
+        [0x64, 0xff9b, 0, 0, 0, 0, _, _] => return is_public_v4(low()),
+        [0x2002, high, lower, ..] => {
+            return is_public_v4(Ipv4Addr::from((u32::from(high) << 16) | u32::from(lower)));
+        }
+        [0, 0, 0, 0, 0, 0, _, _] => return false,
+        _ => {}
+    }
+    // Only 2000::/3 is given out; of that, not the special ranges (Teredo, benchmarks, documentation and their like).
+    (a & 0xe000) == 0x2000 && !(a == 0x2001 && b < 0x0200) && !(a == 0x2001 && b == 0x0db8) && a != 0x3fff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_addresses_are_not_public() {
+        for public in ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "64:ff9b::8.8.8.8"] {
+            assert!(is_public(public.parse().unwrap()), "{public}");
+        }
+        for special in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "10.0.0.1",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "0.1.2.3",
+            "255.255.255.255",
+            "224.0.0.1",
+            "240.0.0.1",
+            "192.0.2.1",
+            "192.0.0.1",
+            "198.18.0.1",
+            "::1",
+            "::",
+            "fe80::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "ff02::1",
+            "2001:db8::1",
+            "2001::1",
+            "64:ff9b::127.0.0.1",
+            "2002:7f00:1::",
+            "2002:a00:1::",
+            "fec0::1",
+            "::127.0.0.1",
+            "100::1",
+            "3fff::1",
+        ] {
+            assert!(!is_public(special.parse().unwrap()), "{special}");
+        }
+    }
+
+    #[test]
+    fn what_the_configuration_opens_is_admitted_and_mapped_addresses_are_what_they_map() {
+        let guard = Guarded::new(&["127.0.0.0/8".parse().unwrap(), "fd00::/16".parse().unwrap()]);
+        for (address, admitted) in [
+            ("127.0.0.1", true),
+            ("::ffff:127.0.0.1", true),
+            ("fd00::1", true),
+            ("::1", false),
+            ("::ffff:10.0.0.1", false),
+            ("::ffff:8.8.8.8", true),
+            ("10.0.0.1", false),
+        ] {
+            assert_eq!(guard.admits(address.parse().unwrap()), admitted, "{address}");
+        }
+    }
+}

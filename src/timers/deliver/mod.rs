@@ -1,0 +1,42 @@
+//! Making callbacks.
+
+mod guard;
+mod http;
+mod nats;
+mod signature;
+
+use std::time::Duration;
+
+use jsonschema::{PatternOptions, Validator};
+use serde_json::Value;
+
+pub use self::{http::HttpCaller, nats::NatsCaller};
+pub use signature::{Rotation, Signer};
+
+use crate::api::timers::CapturedResponse;
+
+/// What came of one attempt.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// None if it succeeded.
+    pub error: Option<String>,
+    /// How long the receiver asks us to wait.
+    pub retry_after: Option<Duration>,
+    pub response: Option<CapturedResponse>,
+}
+
+impl Report {
+    pub fn success() -> Self {
+        Self::default()
+    }
+
+    pub fn failure(error: impl Into<String>) -> Self {
+        Self { error: Some(error.into()), ..Self::default() }
+    }
+}
+
+/// A schema to check with. Its patterns run in linear time, and it may not refer to anything outside.
+pub fn schema(schema: &Value) -> Result<Validator, String> {
+    let options = jsonschema::options().with_pattern_options(PatternOptions::regex());
+    options.build(schema).map_err(|error| format!("is no valid JSON Schema: {error}"))
+}

@@ -1,0 +1,131 @@
+//! Claiming: who may call back. One statement for all that are due, and PostgreSQL's clock decides that they are.
+
+use std::{sync::Arc, time::Duration};
+
+use chrono::{DateTime, Utc};
+use sqlx::{FromRow, Row, postgres::PgRow};
+use uuid::Uuid;
+
+use super::{Entry, Store, decoded};
+use crate::{
+    api::{Name, timers::Callback},
+    telemetry::Trace,
+    timers::plan::Options,
+};
+
+/// A timer that is ours to call back, until its claim ends.
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    pub id: Uuid,
+    pub tenant: Name,
+    pub execute_at: DateTime<Utc>,
+    pub due_at: DateTime<Utc>,
+    pub claimed_at: DateTime<Utc>,
+    pub claim: Uuid,
+    pub callback: Callback,
+    pub destination: Arc<str>,
+    pub options: Options,
+    pub run: i32,
+    pub attempt: i32,
+    pub attempts_allowed: i32,
+    pub late_by_ms: Option<i64>,
+    traceparent: Option<String>,
+}
+
+impl Claimed {
+    /// What a receiver knows a repeated callback by.
+    pub fn delivery_id(&self) -> String {
+        format!("{}.{}", self.id, self.run)
+    }
+
+    /// The trace of the request that set the timer.
+    pub fn trace(&self) -> Trace {
+        Trace::from_header(self.traceparent.as_deref())
+    }
+}
+
+macro_rules! claimed_columns {
+    () => {
+        "t.id, t.tenant, t.execute_at, t.due_at, t.claimed_at, t.claim, t.callback_config::text as callback, t.destination, \
+         t.options::text as options, t.run, t.attempt, t.attempts_allowed, t.late_by_ms, t.traceparent"
+    };
+}
+
+impl FromRow<'_, PgRow> for Claimed {
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let options: Option<&str> = row.try_get("options")?;
+        let tenant: &str = row.try_get("tenant")?;
+        Ok(Self {
+            id: row.try_get("id")?,
+            tenant: tenant.parse().map_err(|error: crate::error::Error| sqlx::Error::Decode(error.into()))?,
+            execute_at: row.try_get("execute_at")?,
+            due_at: row.try_get("due_at")?,
+            claimed_at: row.try_get("claimed_at")?,
+            claim: row.try_get("claim")?,
+            callback: decoded("callback_config", row.try_get("callback")?)?,
+            destination: row.try_get::<&str, _>("destination")?.into(),
+            options: options.map(|text| decoded("options", text)).transpose()?.unwrap_or_default(),
+            run: row.try_get("run")?,
+            attempt: row.try_get("attempt")?,
+            attempts_allowed: row.try_get("attempts_allowed")?,
+            late_by_ms: row.try_get("late_by_ms")?,
+            traceparent: row.try_get("traceparent")?,
+        })
+    }
+}
+
+/// What came of a claim.
+pub struct Claims {
+    pub claimed: Vec<Claimed>,
+    /// Those that are still pending: by PostgreSQL's clock they are not due yet.
+    pub early: Vec<Entry>,
+    /// PostgreSQL's clock, if it had to be asked.
+    pub now: Option<DateTime<Utc>>,
+}
+
+impl Store {
+    /// Claims those of the timers that are pending and due. The same claim again finds what it took before, so a claim
+    /// whose answer was lost may be repeated.
+    pub async fn claim(&self, ids: &[Uuid], owner: &str, claim: Uuid, lasts: Duration) -> Result<Claims, sqlx::Error> {
+        let rows = sqlx::query(concat!(
+            "with due as (
+                 select id from timers
+                 where id = any($1) and (status = 'pending' and due_at <= clock_timestamp()
+                     or status = 'executing' and claim = $3)
+                 order by id for update
+             )
+             update timers t
+             set status = 'executing', owner = $2, attempt = attempt + (claim is distinct from $3)::int, claim = $3,
+                 claimed_at = clock_timestamp(), claim_until = clock_timestamp() + make_interval(secs => $4),
+                 updated_at = clock_timestamp()
+             from due where t.id = due.id
+             returning ",
+            claimed_columns!()
+        ))
+        .bind(ids)
+        .bind(owner)
+        .bind(claim)
+        .bind(lasts.as_secs_f64())
+        .fetch_all(&self.pool)
+        .await?;
+        let claimed = rows.iter().map(Claimed::from_row).collect::<Result<Vec<_>, _>>()?;
+        if claimed.len() == ids.len() {
+            return Ok(Claims { claimed, early: Vec::new(), now: None });
+        }
+        let (now, early) = self.still_pending(ids).await?;
+        Ok(Claims { claimed, early, now })
+    }
+
+    /// Claims that were left behind: whoever made them has had his time.
+    pub async fn abandoned(&self, most: i64) -> Result<Vec<Claimed>, sqlx::Error> {
+        let rows = sqlx::query(concat!(
+            "select ",
+            claimed_columns!(),
+            " from timers t where status = 'executing' and claim_until < clock_timestamp() order by claim_until limit $1"
+        ))
+        .bind(most)
+        .fetch_all(&self.pool)
+        .await?;
+        rows.iter().map(Claimed::from_row).collect()
+    }
+}

@@ -1,0 +1,225 @@
+//! Setting timers: all that come at the same time in one statement.
+
+use std::{collections::HashMap, time::Duration};
+
+use sqlx::FromRow;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
+use uuid::Uuid;
+
+use super::{Store, TimerRow, row::columns, unavailable};
+use crate::{
+    api::timers::{Id, Status, TimerSummary},
+    database::is_passing,
+    error::{Code, Error, Result},
+    timers::plan::Plan,
+};
+
+/// Rows of one statement.
+const MOST_ROWS: usize = 2000;
+
+/// How long a statement whose answer was lost is asked again.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Takes plans from many callers and writes them together.
+#[derive(Clone)]
+pub struct Inserter(mpsc::Sender<Submission>);
+
+struct Submission {
+    plans: Vec<Plan>,
+    answer: oneshot::Sender<Vec<Result<Inserted>>>,
+}
+
+/// What became of a plan.
+#[derive(Debug, Clone)]
+pub struct Inserted {
+    pub summary: TimerSummary,
+    /// For the scheduler, if it is new.
+    pub plan: Option<Plan>,
+}
+
+impl Inserter {
+    pub fn start(store: Store) -> Self {
+        let (submissions, mut waiting) = mpsc::channel::<Submission>(1024);
+        tokio::spawn(async move {
+            let mut batch = Vec::new();
+            while waiting.recv_many(&mut batch, MOST_ROWS).await > 0 {
+                let mut rest = batch.drain(..).peekable();
+                while let Some(first) = rest.next() {
+                    let (mut plans, mut shares) = (first.plans, vec![first.answer]);
+                    let mut sizes = vec![plans.len()];
+                    while let Some(more) = rest.next_if(|more| plans.len() + more.plans.len() <= MOST_ROWS) {
+                        sizes.push(more.plans.len());
+                        plans.extend(more.plans);
+                        shares.push(more.answer);
+                    }
+                    let mut answers = store.insert(plans).await.into_iter();
+                    for (share, size) in shares.into_iter().zip(sizes) {
+                        let _ = share.send(answers.by_ref().take(size).collect());
+                    }
+                }
+            }
+        });
+        Self(submissions)
+    }
+
+    /// Keeps the timers. The answers are in the same order.
+    pub async fn insert(&self, plans: Vec<Plan>) -> Result<Vec<Result<Inserted>>> {
+        let (answer, answered) = oneshot::channel();
+        let gone = || Error::unavailable("the process is stopping");
+        self.0.send(Submission { plans, answer }).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())
+    }
+}
+
+impl Store {
+    async fn insert(&self, plans: Vec<Plan>) -> Vec<Result<Inserted>> {
+        let (inserted, found) = match self.insert_until_known(&plans).await {
+            Ok(outcome) => outcome,
+            Err((error, in_doubt)) => {
+                let failed = |plan: &Plan| match in_doubt {
+                    // The statement may have been committed: then this is how to find the timer.
+                    true => Error::unavailable(format!(
+                        "PostgreSQL went away: whether timer {} was set is not known",
+                        plan.id
+                    ))
+                    .details(serde_json::json!({ "id": Id(plan.id) })),
+                    false => error.share(),
+                };
+                error.log("timer.create");
+                return plans.iter().map(|plan| Err(failed(plan))).collect();
+            }
+        };
+        let by_id: HashMap<Uuid, &TimerRow> = found.iter().map(|row| (row.id, row)).collect();
+        let by_key: HashMap<(&str, &str), &TimerRow> = found
+            .iter()
+            .filter_map(|row| Some(((row.tenant.as_str(), row.idempotency_key.as_deref()?), row)))
+            .collect();
+        let answer = |plan: Plan| {
+            // What is there under our own id we have made, by an attempt whose answer was lost.
+            if inserted.contains(&plan.id) || by_id.contains_key(&plan.id) {
+                return Ok(Inserted { summary: summary(&plan), plan: Some(plan) });
+            }
+            let key = plan.idempotency_key.as_deref().unwrap_or_default();
+            match by_key.get(&(plan.tenant.as_str(), key)) {
+                Some(row) if row.body_hash == plan.body_hash => {
+                    let summary = TimerSummary { repeated: true, ..row.summary() };
+                    Ok(Inserted { summary, plan: None })
+                }
+                Some(row) => Err(Error::new(
+                    Code::Conflict,
+                    format!("idempotency_key: timer {} has this key and another body", row.id),
+                )
+                .details(serde_json::json!({ "field": "idempotency_key", "id": Id(row.id) }))),
+                None => Err(Error::internal("a row was neither inserted nor found")),
+            }
+        };
+        plans.into_iter().map(answer).collect()
+    }
+
+    /// Repeats the statement until its outcome is known: rows have their ids, so a repeat changes nothing. The error
+    /// says whether something may have been written.
+    async fn insert_until_known(
+        &self,
+        plans: &[Plan],
+    ) -> Result<(std::collections::HashSet<Uuid>, Vec<TimerRow>), (Error, bool)> {
+        let deadline = Instant::now() + DEADLINE;
+        let mut in_doubt = false;
+        loop {
+            let attempt = async {
+                let mut connection = self.pool.acquire().await?;
+                in_doubt = true;
+                let inserted = insert_rows(&mut connection, plans).await?;
+                let found = match inserted.len() == plans.len() {
+                    true => Vec::new(),
+                    false => existing(&mut connection, plans).await?,
+                };
+                Ok((inserted, found))
+            };
+            match attempt.await {
+                Ok(outcome) => return Ok(outcome),
+                Err(error) if is_passing(&error) && Instant::now() < deadline => {
+                    tracing::warn!(error = %error, "setting timers is tried again");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                // What is refused as a whole is not written.
+                Err(error) => return Err((unavailable_or_refused(error, &mut in_doubt), in_doubt)),
+            }
+        }
+    }
+}
+
+fn unavailable_or_refused(error: sqlx::Error, in_doubt: &mut bool) -> Error {
+    *in_doubt &= is_passing(&error);
+    unavailable(error)
+}
+
+async fn insert_rows(
+    connection: &mut sqlx::PgConnection,
+    plans: &[Plan],
+) -> Result<std::collections::HashSet<Uuid>, sqlx::Error> {
+    fn column<'a, T>(plans: &'a [Plan], get: impl Fn(&'a Plan) -> T) -> Vec<T> {
+        plans.iter().map(get).collect()
+    }
+    let inserted: Vec<Uuid> = sqlx::query_scalar(
+        "insert into timers (id, tenant, created_at, updated_at, execute_at, due_at, callback_type, callback_config,
+             destination, options, metadata, idempotency_key, body_hash, attempts_allowed, traceparent)
+         select id, tenant, created_at, created_at, execute_at, execute_at, callback_type, callback_config::json,
+             destination, options::json, metadata::jsonb, idempotency_key, body_hash, attempts_allowed, traceparent
+         from unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::text[], $6::text[], $7::text[],
+             $8::text[], $9::text[], $10::text[], $11::bytea[], $12::int[], $13::text[])
+             as plan (id, tenant, created_at, execute_at, callback_type, callback_config, destination, options, metadata,
+                 idempotency_key, body_hash, attempts_allowed, traceparent)
+         on conflict do nothing
+         returning id",
+    )
+    .bind(column(plans, |plan| plan.id))
+    .bind(column(plans, |plan| plan.tenant.as_str()))
+    .bind(column(plans, |plan| plan.created_at))
+    .bind(column(plans, |plan| plan.execute_at))
+    .bind(column(plans, |plan| plan.kind.as_str()))
+    .bind(column(plans, |plan| plan.callback.as_str()))
+    .bind(column(plans, |plan| plan.destination.as_str()))
+    .bind(column(plans, |plan| plan.options.as_deref()))
+    .bind(column(plans, |plan| plan.metadata.as_deref()))
+    .bind(column(plans, |plan| plan.idempotency_key.as_deref()))
+    .bind(column(plans, |plan| plan.body_hash.as_deref()))
+    .bind(column(plans, |plan| plan.attempts_allowed))
+    .bind(column(plans, |plan| plan.traceparent.as_deref()))
+    .fetch_all(connection)
+    .await?;
+    Ok(inserted.into_iter().collect())
+}
+
+/// The timers that stand in the way of some of the plans.
+async fn existing(connection: &mut sqlx::PgConnection, plans: &[Plan]) -> Result<Vec<TimerRow>, sqlx::Error> {
+    let keyed = || plans.iter().filter_map(|plan| Some((plan.tenant.as_str(), plan.idempotency_key.as_deref()?)));
+    let rows = sqlx::query(concat!(
+        "select ",
+        columns!(),
+        " from timers where id = any($1)
+            or (tenant, idempotency_key) in (select * from unnest($2::text[], $3::text[]))"
+    ))
+    .bind(plans.iter().map(|plan| plan.id).collect::<Vec<_>>())
+    .bind(keyed().map(|(tenant, _)| tenant).collect::<Vec<_>>())
+    .bind(keyed().map(|(_, key)| key).collect::<Vec<_>>())
+    .fetch_all(connection)
+    .await?;
+    rows.iter().map(TimerRow::from_row).collect()
+}
+
+fn summary(plan: &Plan) -> TimerSummary {
+    TimerSummary {
+        id: Id(plan.id),
+        created_at: plan.created_at,
+        updated_at: plan.created_at,
+        execute_at: plan.execute_at,
+        callback_type: plan.kind,
+        status: Status::Pending,
+        executed_at: None,
+        late_by_ms: None,
+        repeated: false,
+    }
+}
