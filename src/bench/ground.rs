@@ -13,6 +13,7 @@ use crate::{
     config::{Config, Secret},
     embedded::{Up, UpOptions},
     jetstream::connect_to,
+    roles::Role,
     server::Server,
 };
 
@@ -39,6 +40,7 @@ impl Ground {
         let up = Up::start(&options, &config).await.expect("the servers start");
         up.configure(&mut config);
         config.auth.admin_token = Some(Secret::new(ADMIN_TOKEN));
+        config.timers.rate_limit = 0;
         let echo = tokio::spawn(echo(connect(&config).await));
         let (serving, url) = Serving::start(&config, 1).await;
         Self { url, folder, up, config, serving, echo }
@@ -49,8 +51,24 @@ impl Ground {
         let mut config = self.config.clone();
         config.nats.prefix = prefix.parse().expect("a name");
         config.http.port = 0;
+        // Timers are the database's, and that is the first deployment's.
+        config.roles.retain(|role| *role != Role::Timers);
         let (serving, _) = Serving::start(&config, instances).await;
         Beside { client: self.client_of(prefix).await, serving }
+    }
+
+    /// Makes sure that so many timers wait for a far day.
+    pub async fn have_far_timers(&self, count: i64) {
+        let url = self.config.database.url.as_ref().expect("up has one");
+        let database = sqlx::PgPool::connect(url.expose()).await.expect("PostgreSQL answers");
+        let fill = "insert into timers (id, tenant, created_at, updated_at, execute_at, due_at, callback_type,
+                 callback_config, destination)
+             select gen_random_uuid(), 'far', now(), now(), far, far, 'nats', '{\"type\":\"nats\",\"topic\":\"a.b\"}', 'nats'
+             from (select now() + interval '30 days' + number * interval '1 second' as far
+                 from generate_series(1, $1 - (select count(*) from timers where tenant = 'far')) as number) as made";
+        sqlx::query(fill).bind(count).execute(&database).await.expect("the rows are made");
+        sqlx::query("vacuum analyze timers").execute(&database).await.expect("the rows are counted");
+        database.close().await;
     }
 
     pub async fn nats(&self) -> async_nats::Client {

@@ -8,6 +8,7 @@ mod ids;
 mod load;
 mod noid;
 mod stages;
+mod timers;
 
 use std::fmt;
 
@@ -42,11 +43,19 @@ pub enum Unit {
     Ratio,
     /// A second, at least the goal.
     PerSecond,
+    /// At most the goal, as those that follow.
+    Milliseconds,
+    Seconds,
+    Megabytes,
 }
 
 impl Row {
     pub fn is_ok(&self) -> bool {
-        self.measured.figure >= self.measured.goal
+        let Measured { goal, figure, unit, .. } = self.measured;
+        match unit {
+            Unit::Ratio | Unit::PerSecond => figure >= goal,
+            Unit::Milliseconds | Unit::Seconds | Unit::Megabytes => figure <= goal,
+        }
     }
 }
 
@@ -55,8 +64,12 @@ impl fmt::Display for Row {
         let Row { name, measured: Measured { goal, figure, unit, detail } } = self;
         let verdict = if self.is_ok() { "met" } else { "MISSED" };
         match unit {
-            Unit::Ratio => write!(f, "{name:<34} {figure:>12.2} {goal:>12.2}  {verdict:<6}  {detail}"),
-            Unit::PerSecond => write!(f, "{name:<34} {figure:>12.0} {goal:>12.0}  {verdict:<6}  {detail}"),
+            Unit::Ratio | Unit::Milliseconds | Unit::Seconds => {
+                write!(f, "{name:<34} {figure:>12.2} {goal:>12.2}  {verdict:<6}  {detail}")
+            }
+            Unit::PerSecond | Unit::Megabytes => {
+                write!(f, "{name:<34} {figure:>12.0} {goal:>12.0}  {verdict:<6}  {detail}")
+            }
         }
     }
 }
@@ -65,7 +78,7 @@ impl fmt::Display for Row {
 pub async fn run(filter: &str, mut show: impl FnMut(&Row)) -> Vec<Row> {
     let ground = Ground::prepare().await;
     let mut rows = Vec::new();
-    for (name, measure) in ids::ROWS.iter().chain(noid::ROWS).chain(stages::ROWS) {
+    for (name, measure) in ids::ROWS.iter().chain(noid::ROWS).chain(stages::ROWS).chain(timers::ROWS) {
         if name.contains(filter) {
             let row = Row { name, measured: measure(&ground).await };
             show(&row);

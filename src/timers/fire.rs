@@ -27,8 +27,8 @@ const MOST: usize = 1000;
 /// Claims under way at once: while one waits for its disk, the next gathers.
 const CLAIMS: usize = 2;
 
-/// A claim outlasts its callback by so much. Then somebody else may settle it.
-const GRACE: Duration = Duration::from_secs(30);
+/// A claim lasts so many times as long as a callback may. Then somebody else may settle it.
+const LASTS: u32 = 2;
 
 pub struct Firing {
     pub store: Store,
@@ -105,7 +105,7 @@ impl Firing {
         let claim = Uuid::new_v4();
         let mut pause = Duration::from_millis(50);
         let claims = loop {
-            match self.store.claim(&ids, &self.owner, claim, self.callback_timeout + GRACE).await {
+            match self.store.claim(&ids, &self.owner, claim, self.callback_timeout * LASTS).await {
                 Ok(claims) => break claims,
                 Err(error) => tracing::warn!(%error, count = ids.len(), "due timers wait for PostgreSQL"),
             }

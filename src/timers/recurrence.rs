@@ -148,7 +148,7 @@ mod tests {
         );
         // And one that is due at that very moment is the same.
         assert_eq!(
-            runs("0 30 2,3 * * *", "Europe/Berlin", "2026-03-28T02:00:00Z", 3),
+            runs("0 30 2,3 * * *", "Europe/Berlin", "2026-03-28T03:00:00Z", 3),
             ["03-29 01:00:00", "03-29 01:30:00", "03-30 00:30:00"]
         );
     }

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use process::{Process, tidemark};
 pub use proxy::Proxy;
-pub use receiver::{Answering, Receiver};
+pub use receiver::{Answering, Received, Receiver};
 pub use servers::Servers;
 pub use up::UpInstance;
 

@@ -1,4 +1,4 @@
-//! A connection to NATS that can lose the server's replies, as networks do.
+//! A connection to NATS or PostgreSQL that can lose the server's replies, as networks do.
 
 use std::sync::{
     Arc,
@@ -26,16 +26,20 @@ struct State {
 impl Proxy {
     /// In front of the server that the URL names.
     pub async fn before(url: &str) -> Self {
-        let (user, address) = url.strip_prefix("nats://").unwrap().split_once('@').unwrap();
+        let (scheme, rest) = url.split_once("://").unwrap();
+        let (user, address) = rest.split_once('@').unwrap();
+        let (address, path) = address.split_at(address.find('/').unwrap_or(address.len()));
         let address = address.to_owned();
+        // What the server says when it has stored something.
+        let stored = if scheme == "nats" { "{\"stream\":" } else { "INSERT 0 " };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("nats://{user}@{}", listener.local_addr().unwrap());
+        let url = format!("{scheme}://{user}@{}{path}", listener.local_addr().unwrap());
         let state = Arc::new(State { losing: AtomicBool::new(false), lost: watch::Sender::new(0), cut: Notify::new() });
         let shared = state.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 if let Ok(server) = TcpStream::connect(&address).await {
-                    tokio::spawn(carry(client, server, shared.clone()));
+                    tokio::spawn(carry(client, server, shared.clone(), stored));
                 }
             }
         });
@@ -54,13 +58,13 @@ impl Proxy {
     }
 }
 
-async fn carry(mut client: TcpStream, mut server: TcpStream, state: Arc<State>) {
+async fn carry(mut client: TcpStream, mut server: TcpStream, state: Arc<State>, stored: &str) {
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     let answers = async {
         let mut buffer = vec![0; 65536];
         while let Ok(size @ 1..) = from_server.read(&mut buffer).await {
-            let acknowledges = String::from_utf8_lossy(&buffer[..size]).contains("{\"stream\":");
+            let acknowledges = String::from_utf8_lossy(&buffer[..size]).contains(stored);
             if acknowledges && state.losing.load(Ordering::SeqCst) {
                 state.lost.send_modify(|lost| *lost += 1);
                 // Nothing passes after a loss: half a stream is no stream.

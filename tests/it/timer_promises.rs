@@ -1,0 +1,323 @@
+//! What timers promise: never early, never twice, never lost, and every answer true.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use futures::future::join_all;
+use serde_json::{Value, json};
+use tidemark::config::{Config, Secret};
+
+use crate::{
+    support::{API_KEY, Answering, Deployment, Http, Proxy, Receiver, Servers, eventually, soon},
+    timers::{set, to, until},
+};
+
+/// Short times, so that what was left behind is soon found.
+fn hasty(config: &mut Config) {
+    soon(config);
+    config.timers.callback_timeout = Duration::from_secs(1);
+    config.timers.sweep_interval = Duration::from_secs(1);
+}
+
+/// The same for a process of its own.
+const HASTY: &[(&str, &str)] = &[
+    ("TIDEMARK__TIMERS__MIN_DELAY", "0s"),
+    ("TIDEMARK__TIMERS__ALLOW_NETWORKS", "127.0.0.0/8"),
+    ("TIDEMARK__TIMERS__CALLBACK_TIMEOUT", "1s"),
+    ("TIDEMARK__TIMERS__SWEEP_INTERVAL", "1s"),
+];
+
+/// Sets many timers at once, and returns their ids.
+async fn set_all(http: &Http, timers: Vec<Value>) -> Vec<String> {
+    let made = http.post("/timers/bulk", json!({ "timers": timers })).await;
+    assert_eq!(made.status, 200, "{}", made.text);
+    let results = made.json()["data"]["results"].as_array().unwrap().clone();
+    let id = |result: &Value| {
+        assert_eq!(result["code"], 0, "{result}");
+        result["id"].as_str().unwrap().to_owned()
+    };
+    results.iter().map(id).collect()
+}
+
+fn numbered(receiver: &Receiver, due: DateTime<Utc>, number: usize) -> Value {
+    let callback = json!({ "type": "http", "url": format!("{}/x", receiver.url), "payload": number });
+    json!({ "execute_at": due, "callback": callback })
+}
+
+#[tokio::test]
+async fn three_instances_and_doubled_wake_ups_fire_each_timer_once_and_never_early() {
+    let deployment = Deployment::new().await;
+    let (one, two, three) =
+        tokio::join!(deployment.serve_with(hasty), deployment.serve_with(hasty), deployment.serve_with(hasty));
+    let receiver = Receiver::start().await;
+    let first = Utc::now() + TimeDelta::seconds(7);
+    let due = |number: usize| first + TimeDelta::milliseconds(4 * number as i64);
+    let timers: Vec<Value> = (0..600).map(|number| numbered(&receiver, due(number), number)).collect();
+    for (instance, share) in [&one, &two, &three].iter().zip(timers.chunks(200)) {
+        set_all(&instance.http().key(API_KEY), share.to_vec()).await;
+    }
+    // Every instance is woken, again and again.
+    let nats = deployment.nats().await;
+    for second in first.timestamp()..=due(599).timestamp() {
+        for _ in 0..5 {
+            let jetstream = async_nats::jetstream::new(nats.clone());
+            jetstream.publish(format!("tm_timers.wake.{second}"), "".into()).await.unwrap().await.unwrap();
+        }
+    }
+    receiver.has(600).await;
+    let http = one.http().key(API_KEY);
+    eventually("all are completed", async || {
+        (http.data("/timers?status=completed&limit=1").await["total"] == 600).then_some(())
+    })
+    .await;
+    let mut seen = HashMap::new();
+    for received in receiver.received() {
+        let number: usize = serde_json::from_slice(&received.body).unwrap();
+        assert!(received.at >= due(number), "{number} was early by {}", due(number) - received.at);
+        *seen.entry(number).or_insert(0) += 1;
+    }
+    assert!((0..600).all(|number| seen.get(&number) == Some(&1)), "{seen:?}");
+    for instance in [one, two, three] {
+        instance.stop().await;
+    }
+    assert_eq!(receiver.received().len(), 600);
+}
+
+#[tokio::test]
+async fn a_cancel_that_races_the_fire_is_answered_truly() {
+    let deployment = Deployment::new().await;
+    let (one, two) = tokio::join!(deployment.serve_with(soon), deployment.serve_with(soon));
+    let http = one.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    let due = Utc::now() + TimeDelta::seconds(2);
+    let timers: Vec<Value> =
+        (0..1000).map(|number| numbered(&receiver, due + TimeDelta::milliseconds(number as i64 / 2), number)).collect();
+    let ids = set_all(&http, timers).await;
+    let callers = [one.http().key(API_KEY), two.http().key(API_KEY)];
+    let cancel = |(number, id): (usize, &String)| {
+        let (http, path) = (callers[number % 2].clone(), format!("/timers/{id}"));
+        async move {
+            // Around the very moment at which it is due.
+            let moment = due + TimeDelta::milliseconds(number as i64 / 2 + rand::random_range(-3..=4));
+            tokio::time::sleep((moment - Utc::now()).to_std().unwrap_or_default()).await;
+            let answer = http.delete(&path).await;
+            match answer.status {
+                200 => true,
+                400 => {
+                    let message = answer.json()["message"].as_str().unwrap().to_owned();
+                    let known =
+                        ["executing", "completed"].map(|status| format!("cannot cancel timer with status '{status}'"));
+                    assert!(known.contains(&message), "{message}");
+                    false
+                }
+                other => panic!("{other}: {}", answer.text),
+            }
+        }
+    };
+    let canceled: Vec<bool> = join_all(ids.iter().enumerate().map(cancel)).await;
+    let count = canceled.iter().filter(|canceled| **canceled).count();
+    assert!((1..1000).contains(&count), "there was no race: {count} canceled");
+    receiver.has(1000 - count).await;
+    eventually("nothing is under way", async || {
+        (http.data("/timers?status=executing").await["total"] == 0).then_some(())
+    })
+    .await;
+    assert_eq!(http.data("/timers?status=canceled&limit=1").await["total"], count);
+    assert_eq!(http.data("/timers?status=completed&limit=1").await["total"], 1000 - count);
+    // Whoever still holds one of them in memory lets go of it by then.
+    one.stop().await;
+    two.stop().await;
+    let fired: Vec<usize> =
+        receiver.received().iter().map(|received| serde_json::from_slice(&received.body).unwrap()).collect();
+    let unique: HashSet<usize> = fired.iter().copied().collect();
+    assert_eq!(unique.len(), fired.len(), "a timer fired twice");
+    for (number, canceled) in canceled.into_iter().enumerate() {
+        assert_ne!(unique.contains(&number), canceled, "timer {number}: fired and canceled, or neither");
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_dies_while_it_calls_back_is_found_out() {
+    let deployment = Deployment::new().await;
+    let mut environment = deployment.environment();
+    environment.extend(HASTY.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+    let mut doomed = crate::support::Process::spawn(&["serve"], environment);
+    let http = doomed.http().await.key(API_KEY);
+    doomed.is_ready().await;
+    // One never gets as far as a request; the other has it, and answers after the death of the caller.
+    let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let deaf_url = format!("http://{}/", deaf.local_addr().unwrap());
+    let receiver = Receiver::start().await;
+    let slow = Answering { after: Duration::from_millis(800), ..Answering::status(200) };
+    receiver.answer(vec![slow; 2]);
+    let retry = json!({ "max_attempts": 3, "initial_delay": "10ms" });
+    let mut timers = Vec::new();
+    for callback in [json!({ "type": "http", "url": deaf_url }), to(&receiver, "x")] {
+        timers.push(set(&http, json!({ "execute_in": "10ms", "callback": callback })).await["id"].clone());
+        timers.push(
+            set(&http, json!({ "execute_in": "10ms", "callback": callback, "retry": retry })).await["id"].clone(),
+        );
+    }
+    receiver.has(2).await;
+    for id in &timers {
+        until(&http, id, "executing").await;
+    }
+    doomed.kill();
+
+    let survivor = deployment.serve_with(hasty).await;
+    let http = survivor.http().key(API_KEY);
+    for single in [&timers[0], &timers[2]] {
+        let failed = until(&http, single, "failed").await;
+        assert!(failed["last_error"].as_str().unwrap().starts_with("outcome unknown"), "{failed}");
+        assert_eq!(failed["attempts"], 1);
+    }
+    // With attempts left it is tried again; the receiver knows it by its id.
+    let repeated = until(&http, &timers[3], "completed").await;
+    assert_eq!(repeated["attempts"], 2, "{repeated}");
+    let failed = until(&http, &timers[1], "failed").await;
+    assert_eq!(failed["attempts"], 3, "{failed}");
+    let received = receiver.received();
+    assert_eq!(received.len(), 3, "{received:?}");
+    let id = timers[3].as_str().unwrap();
+    let ours: Vec<&str> =
+        received.iter().map(|one| one.header("webhook-id")).filter(|webhook| webhook.starts_with(id)).collect();
+    assert_eq!(ours, [format!("{id}.1"), format!("{id}.1")]);
+    drop(deaf);
+}
+
+#[tokio::test]
+async fn timers_that_were_due_while_everything_was_down_fire_once_when_it_is_back() {
+    let mut servers = Servers::start("timers").await;
+    let deployment = servers.deployment().await;
+    let running = deployment.serve_with(hasty).await;
+    let http = running.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    let nats = deployment.nats().await;
+    let mut heard = nats.subscribe("heard.>").await.unwrap();
+    let due = Utc::now() + TimeDelta::seconds(2);
+    let on_nats = json!({ "execute_at": due, "callback": { "type": "nats", "topic": "heard.x" } });
+    let ids = set_all(&http, vec![numbered(&receiver, due, 1), on_nats.clone()]).await;
+    // A far one is not in anybody's memory.
+    let far = due + TimeDelta::seconds(5);
+    let ids: Vec<String> = ids.into_iter().chain(set_all(&http, vec![numbered(&receiver, far, 2)]).await).collect();
+    servers.nats.kill();
+    servers.postgres.kill();
+    let refused = http.post("/timers", on_nats.clone()).await;
+    assert_eq!((refused.status, &refused.json()["code"]), (503, &json!(1)), "{}", refused.text);
+    tokio::time::sleep((far - Utc::now()).to_std().unwrap_or_default()).await;
+    assert!(receiver.received().is_empty());
+    // HTTP callbacks need no NATS.
+    servers.postgres.restart().await.unwrap();
+    receiver.has(2).await;
+    servers.nats.restart().await.unwrap();
+    let message = tokio::time::timeout(Duration::from_secs(30), futures::StreamExt::next(&mut heard)).await;
+    message.expect("the NATS callback comes").unwrap();
+    for id in &ids {
+        let timer = until(&http, &json!(id), "completed").await;
+        assert!(timer["late_by_ms"].as_i64().unwrap() > 0, "{timer}");
+    }
+    running.stop().await;
+    assert_eq!(receiver.received().len(), 2);
+    assert!(futures::FutureExt::now_or_never(futures::StreamExt::next(&mut heard)).is_none());
+}
+
+#[tokio::test]
+async fn lost_schedules_are_found_by_the_sweep() {
+    let deployment = Deployment::new().await;
+    let running = deployment.serve_with(hasty).await;
+    let http = running.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    // Too far ahead to be kept in memory.
+    let due = Utc::now() + TimeDelta::seconds(8);
+    let timer = set(&http, numbered(&receiver, due, 1)).await;
+    let jetstream = async_nats::jetstream::new(deployment.nats().await);
+    let stream = jetstream.get_stream("tm_TIMERS").await.unwrap();
+    let second = format!("tm_timers.arm.{}", due.timestamp());
+    eventually("its second is armed", async || stream.get_last_raw_message_by_subject(&second).await.ok()).await;
+    stream.purge().filter(second.as_str()).await.unwrap();
+    assert!(stream.get_last_raw_message_by_subject(&second).await.is_err());
+    let received = receiver.has(1).await;
+    assert!(received[0].at >= due);
+    until(&http, &timer["id"], "completed").await;
+
+    // Even the whole stream may go.
+    let timer = set(&http, numbered(&receiver, Utc::now() + TimeDelta::seconds(8), 2)).await;
+    jetstream.delete_stream("tm_TIMERS").await.unwrap();
+    receiver.has(2).await;
+    until(&http, &timer["id"], "completed").await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn overdue_timers_fire_at_the_start_and_a_stop_leaves_nothing_half_done() {
+    let deployment = Deployment::new().await;
+    // Nothing but the start can find them.
+    let patient = |config: &mut Config| {
+        soon(config);
+        config.timers.sweep_interval = Duration::from_secs(3600);
+    };
+    let first = deployment.serve_with(patient).await;
+    let http = first.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    receiver.answer([Answering { after: Duration::from_millis(500), ..Answering::status(200) }]);
+    let slow = set(&http, json!({ "execute_in": "10ms", "callback": to(&receiver, "slow") })).await;
+    let due = Utc::now() + TimeDelta::seconds(1);
+    let late = set(&http, json!({ "execute_at": due, "callback": to(&receiver, "late") })).await;
+    receiver.has(1).await;
+    first.stop().await;
+    tokio::time::sleep((due - Utc::now()).to_std().unwrap_or_default()).await;
+    assert_eq!(receiver.received().len(), 1);
+    let second = deployment.serve_with(patient).await;
+    let http = second.http().key(API_KEY);
+    assert_eq!(until(&http, &slow["id"], "completed").await["attempts"], 1);
+    until(&http, &late["id"], "completed").await;
+    assert_eq!(receiver.received().len(), 2);
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_was_lost_is_looked_up() {
+    let deployment = Deployment::new().await;
+    let proxy = Proxy::before(&deployment.database_url).await;
+    let url = Secret::new(&*proxy.url);
+    let running = deployment
+        .serve_with(|config| {
+            soon(config);
+            config.database.url = Some(url);
+        })
+        .await;
+    let http = running.http().key(API_KEY);
+    let timer =
+        json!({ "execute_in": "1h", "callback": { "type": "nats", "topic": "a.b" }, "idempotency_key": "once" });
+    let (made, ()) = tokio::join!(http.post("/timers", timer.clone()), proxy.lose_an_acknowledgement());
+    // It was committed and nobody said so; it is ours all the same, and there is one.
+    assert_eq!(made.status, 201, "{}", made.text);
+    let again = http.post("/timers", timer).await;
+    assert_eq!((again.status, &again.json()["data"]["id"]), (200, &made.json()["data"]["id"]));
+    assert_eq!(http.data("/timers").await["total"], 1);
+}
+
+#[tokio::test]
+async fn one_slow_receiver_delays_nobody_else() {
+    let deployment = Deployment::new().await;
+    let running = deployment
+        .serve_with(|config| {
+            soon(config);
+            config.timers.concurrency_per_destination = 2;
+            config.timers.concurrency = 4;
+        })
+        .await;
+    let http = running.http().key(API_KEY);
+    let (slow, quick) = (Receiver::start().await, Receiver::start().await);
+    slow.answer(vec![Answering { after: Duration::from_millis(400), ..Answering::status(200) }; 6]);
+    let due = Utc::now() + TimeDelta::milliseconds(200);
+    let mut timers: Vec<Value> = (0..6).map(|number| numbered(&slow, due, number)).collect();
+    timers.extend((0..20).map(|number| numbered(&quick, due + TimeDelta::milliseconds(50), number)));
+    set_all(&http, timers).await;
+    quick.has(20).await;
+    assert!(slow.received().len() <= 2, "{} at once", slow.received().len());
+    slow.has(6).await;
+}
