@@ -30,8 +30,8 @@ create table timers (
     attempt          integer     not null default 0,
     -- Attempts of this run that may be made in all.
     attempts_allowed integer     not null default 1,
-    -- A recurrence that was canceled while a run was under way.
-    ends             boolean     not null default false,
+    -- What a recurring timer becomes when the run under way is over: canceled or paused, if that was asked for meanwhile.
+    after_run        text,
     -- Who is calling back, under which claim, and until when he is believed to.
     owner            text,
     claim            uuid,

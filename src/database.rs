@@ -43,6 +43,11 @@ impl DatabaseError {
 
 /// A pool that connects when it is first used, so that a missing server is no error yet.
 pub fn pool(database: &config::Database) -> Result<PgPool, DatabaseError> {
+    pool_of(database, database.max_connections)
+}
+
+/// The same with so many connections.
+pub fn pool_of(database: &config::Database, connections: u32) -> Result<PgPool, DatabaseError> {
     let options = match &database.url {
         Some(url) => PgConnectOptions::from_str(url.expose()).map_err(DatabaseError::Address)?,
         None => {
@@ -58,7 +63,7 @@ pub fn pool(database: &config::Database) -> Result<PgPool, DatabaseError> {
         }
     };
     Ok(PgPoolOptions::new()
-        .max_connections(database.max_connections)
+        .max_connections(connections)
         .acquire_timeout(Duration::from_secs(3))
         .connect_lazy_with(options.application_name("tidemark")))
 }

@@ -2,6 +2,7 @@
 
 use std::{fmt, time::Duration};
 
+use async_nats::connection::State;
 use futures::FutureExt;
 use serde::Serialize;
 use tokio::task::unconstrained;
@@ -37,8 +38,12 @@ impl Events {
     pub async fn send(&self, what: String, fact: &impl Serialize) {
         let subject = format!("{}.event.{what}", self.prefix);
         let Ok(fact) = Encoding::Json.encode(fact) else { return };
-        let sent = tokio::time::timeout(PATIENCE, self.nats.publish(subject, fact)).await;
-        if !matches!(sent, Ok(Ok(()))) {
+        // While the connection is lost nobody hears it, and whoever tells should not wait for that.
+        let told = match self.nats.connection_state() {
+            State::Connected => tokio::time::timeout(PATIENCE, self.nats.publish(subject, fact)).await,
+            _ => return untold(&what),
+        };
+        if !matches!(told, Ok(Ok(()))) {
             untold(&what);
         }
     }
@@ -55,10 +60,10 @@ impl Events {
     }
 }
 
-/// While the connection is lost, facts are not waited for.
+/// A connection takes more within this, or is lost.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 fn untold(what: &dyn fmt::Display) {
     metrics::counter!("tidemark_events_untold_total").increment(1);
-    tracing::warn!("the event {what} was not told");
+    tracing::debug!("the event {what} was not told");
 }

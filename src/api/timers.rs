@@ -97,7 +97,7 @@ operations! {
         routes: [Delete "/timers/{id}"],
     }
 
-    /// Fires a pending or paused timer now. A recurring one goes on as it would have.
+    /// Fires a pending timer now. A recurring one goes on as it would have; this counts as one of its runs.
     fire_timer = FireTimer(tenant): TimerId => TimerSummary {
         verb: "fire",
         scope: Timers,
@@ -113,7 +113,7 @@ operations! {
         routes: [Post "/timers/{id}/retry"],
     }
 
-    /// Holds a recurring timer until it is resumed.
+    /// Holds a recurring timer until it is resumed. A run that is under way finishes first.
     pause_timer = PauseTimer(tenant): TimerId => TimerSummary {
         verb: "pause",
         scope: Timers,

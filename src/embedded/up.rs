@@ -97,7 +97,7 @@ impl Up {
         config.database.url = Some(Secret::new(self.postgres.url()));
         config.auth.admin_token = Some(Secret::new(self.admin_token()));
         // Whoever tries callbacks on one machine has his receiver there too.
-        let loopback = ["127.0.0.0/8", "::1/128"].map(|network| network.parse::<ipnet::IpNet>().expect("a network"));
+        let loopback = LOOPBACK.map(|network| network.parse::<ipnet::IpNet>().expect("a network"));
         config.timers.allow_networks.extend(loopback);
     }
 
@@ -159,6 +159,7 @@ impl Up {
             ("DATABASE_URL".to_owned(), self.postgres.url()),
             ("TIDEMARK__NATS__MONITOR_URL".to_owned(), self.nats.monitor_url()),
             ("TIDEMARK__AUTH__ADMIN_TOKEN".to_owned(), self.admin_token().to_owned()),
+            ("TIDEMARK__TIMERS__ALLOW_NETWORKS".to_owned(), LOOPBACK.join(",")),
         ];
         write_private(&self.data.join("service.env"), &exports(&service))?;
         let path = self.data.join("env");
@@ -206,6 +207,9 @@ Paste these into another shell:
         let _ = tokio::task::spawn_blocking(stop).await;
     }
 }
+
+/// What callbacks may reach besides public addresses.
+const LOOPBACK: [&str; 2] = ["127.0.0.0/8", "::1/128"];
 
 /// Has a dot, so that no tenant can have the same name.
 const SERVICE_USER: &str = "tidemark.service";

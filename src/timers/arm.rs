@@ -13,7 +13,7 @@ use async_nats::{Client, HeaderMap, header};
 use bytes::Bytes;
 use chrono::{DateTime, SecondsFormat, Utc};
 use futures::future::join_all;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -60,6 +60,10 @@ impl Armer {
                 loop {
                     working.asked.notified().await;
                     working.publish_wanted().await;
+                    if working.forget_past() {
+                        sleep(AGAIN).await;
+                        working.asked.notify_one();
+                    }
                 }
             };
             tokio::select! {
@@ -93,13 +97,17 @@ impl Armer {
         for seconds in wanted.chunks(LARGEST_BATCH) {
             let schedules: Vec<Message> = seconds.iter().map(|second| self.schedule(*second)).collect();
             if let Err(error) = self.publish(schedules).await {
-                tracing::warn!(%error, count = seconds.len(), "wake-ups for timers could not be set; the sweep will");
-                let mut known = self.seconds.lock().expect(UNBROKEN);
-                for second in seconds {
-                    known.armed.remove(second);
-                }
+                tracing::warn!(%error, count = seconds.len(), "wake-ups for timers could not be set yet");
+                self.seconds.lock().expect(UNBROKEN).wanted.extend(seconds);
             }
         }
+    }
+
+    /// Whether something is still wanted. A second that has passed is the sweep's.
+    fn forget_past(&self) -> bool {
+        let mut known = self.seconds.lock().expect(UNBROKEN);
+        known.wanted = known.wanted.split_off(&Utc::now().timestamp());
+        !known.wanted.is_empty()
     }
 
     async fn publish(&self, schedules: Vec<Message>) -> Result<(), PublishError> {

@@ -2,8 +2,8 @@
 
 use super::{
     Timers,
-    plan::Plan,
-    store::{Entry, Inserted},
+    plan::{Identity, Plan},
+    store::Inserted,
 };
 use crate::{
     api::{
@@ -19,10 +19,20 @@ use crate::{
 impl Handle<CreateTimer> for Timers {
     async fn handle(&self, call: Call<CreateTimer>) -> Result<TimerSummary> {
         self.rates.admit(&call.target)?;
-        let plan = self.planner.plan(&call.target, call.request, &call.context, self.clock.now())?;
-        let mut inserted = self.keep(vec![plan]).await?;
-        inserted.pop().ok_or_else(|| Error::internal("an insert without an answer"))?
+        match self.plan(&call.target, call.request, &call.context)? {
+            Ok(plan) => {
+                let mut kept = self.keep(vec![plan]).await?;
+                kept.pop().ok_or_else(|| Error::internal("an insert without an answer"))?
+            }
+            Err(refused) => self.repeated(&call.target, refused).await,
+        }
     }
+}
+
+/// A request that can't be planned now, but may have been before: the time that it names passes.
+struct Refused {
+    error: Error,
+    identity: Option<Identity>,
 }
 
 impl Handle<CreateTimers> for Timers {
@@ -38,11 +48,12 @@ impl Handle<CreateTimers> for Timers {
         let (mut plans, mut places) = (Vec::new(), Vec::new());
         for (index, timer) in timers.into_iter().enumerate() {
             match self.plan_one(&call.target, timer, &call.context) {
-                Ok(plan) => {
+                Ok(Ok(plan)) => {
                     plans.push(plan);
                     places.push(index);
                     outcomes.push(None);
                 }
+                Ok(Err(refused)) => outcomes.push(Some(self.repeated(&call.target, refused).await)),
                 Err(error) => outcomes.push(Some(Err(error))),
             }
         }
@@ -68,23 +79,34 @@ impl Handle<CreateTimers> for Timers {
 }
 
 impl Timers {
-    fn plan_one(&self, tenant: &Name, timer: serde_json::Value, context: &Context) -> Result<Plan> {
+    fn plan_one(&self, tenant: &Name, timer: serde_json::Value, context: &Context) -> Result<Result<Plan, Refused>> {
         let wanted: NewTimer = match timer.is_object() {
             true => crate::api::named(timer)?,
             false => return Err(Error::invalid("must be an object")),
         };
-        self.planner.plan(tenant, wanted, context, self.clock.now())
+        self.plan(tenant, wanted, context)
     }
 
-    /// Keeps timers, and sees to it that they are fired.
+    fn plan(&self, tenant: &Name, wanted: NewTimer, context: &Context) -> Result<Result<Plan, Refused>> {
+        let identity = Identity::of(&wanted, context)?;
+        let planned = self.planner.plan(tenant, wanted, identity.as_ref(), context.trace, self.clock.now());
+        Ok(planned.map_err(|error| Refused { error, identity }))
+    }
+
+    /// The timer that the same request has set before, or why it is refused.
+    async fn repeated(&self, tenant: &Name, refused: Refused) -> Result<TimerSummary> {
+        let Refused { error, identity: Some(identity) } = refused else { return Err(refused.error) };
+        match self.store.find_by_key(tenant, &identity.key).await? {
+            Some(row) if row.body_hash.as_ref() == Some(&identity.body_hash) => {
+                Ok(TimerSummary { repeated: true, ..row.summary() })
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Keeps timers. The answers are in the same order.
     async fn keep(&self, plans: Vec<Plan>) -> Result<Vec<Result<TimerSummary>>> {
         let inserted = self.inserter.insert(plans).await?;
-        let new = inserted.iter().filter_map(|one| one.as_ref().ok()?.plan.as_ref());
-        let entries: Vec<Entry> = new
-            .map(|plan| Entry { due_at: plan.execute_at, id: plan.id, destination: plan.destination.as_str().into() })
-            .collect();
-        metrics::counter!("tidemark_timers_created_total").increment(entries.len() as u64);
-        self.scheduler.expect(entries);
         Ok(inserted.into_iter().map(|one| one.map(|Inserted { summary, .. }| summary)).collect())
     }
 }

@@ -15,9 +15,9 @@ use super::{
     deliver::{HttpCaller, NatsCaller, Report},
     meters::Meters,
     outcomes::Outcomes,
-    scheduler::Scheduler,
+    scheduler::{Scheduler, Slot},
     settling,
-    store::{Claimed, Entry, Settlement, Store},
+    store::{Claimed, Entry, Store},
 };
 use crate::api::timers::{Callback, HttpCallback, NatsCallback};
 
@@ -44,9 +44,8 @@ pub struct Firing {
 /// A claimed timer, and when that was by a clock that only goes forward.
 struct Held {
     timer: Claimed,
-    /// Where it took room, which may not be where it goes by now.
-    destination: Arc<str>,
     since: Instant,
+    _slot: Slot,
 }
 
 impl Held {
@@ -76,7 +75,7 @@ impl Firing {
 
     async fn fire(
         self: Arc<Self>,
-        entries: Vec<Entry>,
+        entries: Vec<(Entry, Slot)>,
         permit: OwnedSemaphorePermit,
         outcomes: Outcomes,
         stop: CancellationToken,
@@ -87,7 +86,7 @@ impl Firing {
         let (mut on_http, mut on_nats) = (Vec::new(), Vec::new());
         for one in held {
             if settling::is_too_late(&one.timer) {
-                self.settle(&outcomes, &one, settling::skipped(&one.timer));
+                let _ = outcomes.send(settling::skipped(&one.timer));
                 continue;
             }
             match one.timer.callback.clone() {
@@ -99,14 +98,15 @@ impl Firing {
         self.meters.under_way(self.scheduler.under_way());
     }
 
-    /// Claims what may be fired, waiting for PostgreSQL if it is away. The rest is released.
-    async fn claim(&self, entries: Vec<Entry>, stop: &CancellationToken) -> Vec<Held> {
-        let ids: Vec<Uuid> = entries.iter().map(|entry| entry.id).collect();
+    /// Claims what may be fired, waiting for PostgreSQL if it is away.
+    async fn claim(&self, entries: Vec<(Entry, Slot)>, stop: &CancellationToken) -> Vec<Held> {
+        let ids: Vec<Uuid> = entries.iter().map(|(entry, _)| entry.id).collect();
         let claim = Uuid::new_v4();
         let mut pause = Duration::from_millis(50);
-        let claims = loop {
+        let (before, claims) = loop {
+            let before = Utc::now();
             match self.store.claim(&ids, &self.owner, claim, self.callback_timeout * LASTS).await {
-                Ok(claims) => break claims,
+                Ok(claims) => break (before, claims),
                 Err(error) => tracing::warn!(%error, count = ids.len(), "due timers wait for PostgreSQL"),
             }
             tokio::select! {
@@ -116,24 +116,17 @@ impl Firing {
             }
         };
         let since = Instant::now();
-        let mut destinations: HashMap<Uuid, Arc<str>> =
-            entries.into_iter().map(|entry| (entry.id, entry.destination)).collect();
-        let held: Vec<Held> = claims
-            .claimed
-            .into_iter()
-            .filter_map(|timer| {
-                let destination = destinations.remove(&timer.id)?;
-                Some(Held { timer, destination, since })
-            })
-            .collect();
-        for destination in destinations.into_values() {
-            self.scheduler.release(&destination, 1);
-        }
-        if let Some(now) = claims.now {
-            self.scheduler.compare_clocks(now);
+        if let Some(theirs) = claims.now.or_else(|| claims.claimed.first().map(|timer| timer.claimed_at)) {
+            self.scheduler.compare_clocks(before, theirs, Utc::now());
         }
         self.scheduler.hold(claims.early);
-        held
+        let mut claimed: HashMap<Uuid, Claimed> = claims.claimed.into_iter().map(|timer| (timer.id, timer)).collect();
+        // One that is not ours gives its room back.
+        let held = entries.into_iter().filter_map(|(entry, slot)| {
+            let timer = claimed.remove(&entry.id)?;
+            Some(Held { timer, since, _slot: slot })
+        });
+        held.collect()
     }
 
     async fn call_http(&self, timers: Vec<(Held, HttpCallback)>, outcomes: &Outcomes) {
@@ -144,7 +137,7 @@ impl Firing {
         };
         let mut calls: FuturesUnordered<_> = timers.into_iter().map(call).collect();
         while let Some((one, began, report)) = calls.next().await {
-            self.called(outcomes, &one, began, report);
+            called(outcomes, &one, began, report);
         }
     }
 
@@ -154,21 +147,13 @@ impl Firing {
         }
         let calls: Vec<_> = timers.iter().map(|(one, callback)| (&one.timer, callback)).collect();
         let began: Vec<_> = timers.iter().map(|(one, _)| one.now()).collect();
-        let reports = self.nats.call(&calls).await;
-        for (((one, _), began), report) in timers.iter().zip(began).zip(reports) {
-            self.called(outcomes, one, began, report);
-        }
+        self.nats.call(&calls, |index, report| called(outcomes, &timers[index].0, began[index], report)).await;
     }
+}
 
-    fn called(&self, outcomes: &Outcomes, one: &Held, began: DateTime<Utc>, report: Report) {
-        if let Some(error) = &report.error {
-            tracing::info!(timer = %one.timer.id, tenant = %one.timer.tenant, error, "a callback failed");
-        }
-        self.settle(outcomes, one, settling::after_call(&one.timer, report, began, one.now()));
+fn called(outcomes: &Outcomes, one: &Held, began: DateTime<Utc>, report: Report) {
+    if let Some(error) = &report.error {
+        tracing::info!(timer = %one.timer.id, tenant = %one.timer.tenant, error, "a callback failed");
     }
-
-    fn settle(&self, outcomes: &Outcomes, one: &Held, settlement: Settlement) {
-        self.scheduler.release(&one.destination, 1);
-        let _ = outcomes.send(settlement);
-    }
+    let _ = outcomes.send(settling::after_call(&one.timer, report, began, one.now()));
 }

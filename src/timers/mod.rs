@@ -75,9 +75,13 @@ pub struct Timers {
     clock: Clock,
 }
 
+/// Connections for firing alone: two claims, outcomes, and a sweep with its lock.
+pub const CONNECTIONS: u32 = 6;
+
 /// What timers need of the rest of the process.
 pub struct Parts {
     pub database: PgPool,
+    pub firing_database: PgPool,
     pub nats: async_nats::Client,
     pub jetstream: async_nats::jetstream::Context,
     pub registry: Registry,
@@ -91,6 +95,7 @@ pub struct Running {
     stop: CancellationToken,
     tracker: TaskTracker,
     writing: JoinHandle<()>,
+    callback_timeout: Duration,
 }
 
 impl Timers {
@@ -100,11 +105,12 @@ impl Timers {
         config: &Config,
         stop: CancellationToken,
     ) -> std::io::Result<(Arc<Self>, Running)> {
-        let Parts { database, nats, jetstream, registry, events, clock, instance } = parts;
+        let Parts { database, firing_database, nats, jetstream, registry, events, clock, instance } = parts;
         let (timers, prefix) = (&config.timers, &config.nats.prefix);
         let stop = stop.child_token();
         let tracker = TaskTracker::new();
-        let store = Store::new(database);
+        // One for requests, one for firing.
+        let (requests, store) = (Store::new(database), Store::new(firing_database));
         let meters = Arc::new(Meters::new());
         let armer = Armer::start(jetstream.client(), prefix.clone(), stop.clone());
         let queue = Queue::new(timers.concurrency, timers.concurrency_per_destination);
@@ -146,9 +152,13 @@ impl Timers {
         }
         let planner = Planner { rules: Rules::new(config), min_delay: timers.min_delay };
         let rates = Rates::new(timers);
-        let inserter = Inserter::start(store.clone());
-        let timers = Self { store, inserter, planner, scheduler, signer, rates, events, clock };
-        Ok((Arc::new(timers), Running { stop, tracker, writing }))
+        let expecting = scheduler.clone();
+        let inserter = Inserter::start(requests.clone(), move |entries| {
+            metrics::counter!("tidemark_timers_created_total").increment(entries.len() as u64);
+            expecting.expect(entries);
+        });
+        let timers = Self { store: requests, inserter, planner, scheduler, signer, rates, events, clock };
+        Ok((Arc::new(timers), Running { stop, tracker, writing, callback_timeout: config.timers.callback_timeout }))
     }
 
     pub fn host(self: &Arc<Self>, hosted: &mut Hosted) {
@@ -171,8 +181,10 @@ impl Timers {
 }
 
 impl Running {
-    /// Fires nothing more, and returns when what is under way is over and written down.
+    /// Fires nothing more, and returns when what is under way is over and written down. A callback has its time, even if
+    /// others have less: cutting it off would leave its end unknown.
     pub async fn stop(self, limit: Duration) {
+        let limit = limit.max(self.callback_timeout + Duration::from_secs(2));
         self.stop.cancel();
         self.tracker.close();
         let ended = async {

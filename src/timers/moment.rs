@@ -1,6 +1,6 @@
 //! Moments: as callers write them, and as clocks on walls show them.
 
-use chrono::{DateTime, Days, Duration, NaiveDateTime, Offset, TimeZone, Utc};
+use chrono::{DateTime, Days, Duration, NaiveDateTime, Offset, SubsecRound, TimeZone, Utc};
 use chrono_tz::Tz;
 
 use crate::error::{Error, Result};
@@ -23,6 +23,12 @@ pub fn parse(text: &str, zone: Option<Tz>) -> Result<DateTime<Utc>> {
         (Some(_), None) => field("has no offset: add one (such as Z), or name a timezone".into()),
         (None, _) => field(format!("{text:?} is not ISO 8601, such as 2026-10-26T15:30:00Z")),
     }
+}
+
+/// The moment as PostgreSQL can keep it: in microseconds, and never before the one that was meant.
+pub fn kept(moment: DateTime<Utc>) -> DateTime<Utc> {
+    let below = moment.trunc_subsecs(6);
+    if below < moment { below + Duration::microseconds(1) } else { below }
 }
 
 /// When a clock on a wall shows a time: the first of two in an hour that is repeated, the end of an hour that is skipped.

@@ -14,10 +14,11 @@ use uuid::Uuid;
 use super::{
     meters::Meters,
     scheduler::Scheduler,
-    store::{Entry, Settlement, Store},
+    store::{Entry, Settled, Settlement, Store},
 };
 use crate::{
     api::timers::{Id, Status},
+    database::is_passing,
     events::Events,
 };
 
@@ -59,19 +60,40 @@ pub fn start(
     (outcomes, writing)
 }
 
-async fn write(store: &Store, events: &Events, meters: &Meters, scheduler: &Scheduler, settlements: Vec<Settlement>) {
+/// Writes until it is written: nobody else knows these outcomes. One that PostgreSQL refuses is written without its words.
+async fn settle(store: &Store, settlements: &[Settlement]) -> Vec<Settled> {
     let mut pause = Duration::from_millis(50);
-    // Nobody else knows these outcomes, so they are not given up.
-    let settled = loop {
-        match store.settle(&settlements).await {
-            Ok(settled) => break settled,
-            Err(error) => {
+    loop {
+        match store.settle(settlements).await {
+            Ok(settled) => return settled,
+            Err(error) if is_passing(&error) => {
                 tracing::warn!(%error, count = settlements.len(), "outcomes of timers could not be written yet");
                 sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(1));
             }
+            Err(error) => match settlements {
+                [one] if one.error.is_none() && one.response.is_none() => {
+                    tracing::error!(%error, timer = %one.id, "the outcome of a timer can't be written");
+                    return Vec::new();
+                }
+                [one] => {
+                    tracing::error!(%error, timer = %one.id, "what is known of an outcome can't be written");
+                    let bare = Settlement { error: None, response: None, ..one.clone() };
+                    return Box::pin(settle(store, &[bare])).await;
+                }
+                many => {
+                    let (first, second) = many.split_at(many.len() / 2);
+                    let mut settled = Box::pin(settle(store, first)).await;
+                    settled.extend(Box::pin(settle(store, second)).await);
+                    return settled;
+                }
+            },
         }
-    };
+    }
+}
+
+async fn write(store: &Store, events: &Events, meters: &Meters, scheduler: &Scheduler, settlements: Vec<Settlement>) {
+    let settled = settle(store, &settlements).await;
     let settled: HashMap<(Uuid, Uuid), Status> = settled.iter().map(|one| ((one.id, one.claim), one.status)).collect();
     let mut next = Vec::new();
     for settlement in &settlements {
@@ -98,6 +120,10 @@ async fn write(store: &Store, events: &Events, meters: &Meters, scheduler: &Sche
             error: settlement.error.as_deref(),
         };
         events.send(format!("timer.{}.{}", settlement.tenant, settlement.outcome), &told).await;
+        if status == Status::Canceled {
+            let told = Told { status, ..told };
+            events.send(format!("timer.{}.{status}", settlement.tenant), &told).await;
+        }
     }
     scheduler.expect(next);
 }

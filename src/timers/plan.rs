@@ -83,7 +83,7 @@ impl Options {
             return None;
         }
         let rhythm = Rhythm::of(recurrence, self.zone()).ok()?;
-        let next = rhythm.next(self.began.unwrap_or(execute_at), now.max(execute_at))?;
+        let next = moment::kept(rhythm.next(self.began.unwrap_or(execute_at), now.max(execute_at))?);
         (recurrence.until.is_none_or(|until| next <= until)).then_some(next)
     }
 
@@ -107,9 +107,14 @@ pub struct Planner {
 
 impl Planner {
     /// Checks a new timer.
-    pub fn plan(&self, tenant: &Name, wanted: NewTimer, context: &Context, now: DateTime<Utc>) -> Result<Plan> {
-        let idempotency_key = idempotency_key(&wanted, context)?;
-        let body_hash = idempotency_key.as_ref().map(|_| body_hash(&wanted)).transpose()?;
+    pub fn plan(
+        &self,
+        tenant: &Name,
+        wanted: NewTimer,
+        identity: Option<&Identity>,
+        trace: Trace,
+        now: DateTime<Utc>,
+    ) -> Result<Plan> {
         let Some(callback) = &wanted.callback else { return Err(Error::field("callback", "is missing")) };
         let destination = self.rules.check(tenant, callback)?;
         let mut options = Options {
@@ -138,9 +143,9 @@ impl Planner {
             attempts_allowed: options.max_attempts(),
             options: options.encode()?,
             metadata: wanted.metadata.as_ref().map(Value::to_string),
-            idempotency_key,
-            body_hash,
-            traceparent: Trace::header(context.trace),
+            idempotency_key: identity.map(|identity| identity.key.clone()),
+            body_hash: identity.map(|identity| identity.body_hash.clone()),
+            traceparent: trace.header(),
         })
     }
 
@@ -158,6 +163,7 @@ impl Planner {
             (None, Some(text)) => now + duration("execute_in", text)?,
             (None, None) => return Ok(None),
         };
+        let earliest = moment::kept(earliest);
         // The longest that PostgreSQL and everyone who reads it can do with.
         if earliest > DateTime::from_timestamp(253_402_300_799, 0).expect("the last second of the year 9999") {
             return Err(Error::field("execute_at", "must lie before the year 10000"));
@@ -183,7 +189,7 @@ impl Planner {
             return asked.ok_or_else(|| Error::field("execute_at", "is missing"));
         };
         let rhythm = Rhythm::of(recurrence, options.zone())?;
-        let soonest = now + self.min_delay.max(recurrence.every.unwrap_or_default());
+        let soonest = moment::kept(now + self.min_delay.max(recurrence.every.unwrap_or_default()));
         let first = rhythm.first(asked.unwrap_or(soonest));
         let first = first.ok_or_else(|| Error::field("recurrence.cron", "never fires"))?;
         if recurrence.until.is_some_and(|until| until < first) {
@@ -198,10 +204,7 @@ impl Planner {
 
     pub fn check_metadata(&self, metadata: Option<&Value>) -> Result<()> {
         self.rules.check_value("metadata", metadata)?;
-        match metadata.is_some_and(has_nul) {
-            true => Err(Error::field("metadata", "contains the character U+0000, which PostgreSQL can't keep")),
-            false => Ok(()),
-        }
+        metadata.map_or(Ok(()), |metadata| check_nul("metadata", metadata))
     }
 
     pub fn check_options(&self, options: &Options, callback: &Callback) -> Result<()> {
@@ -241,6 +244,7 @@ impl Planner {
             }
             if let Some(schema) = &expect.schema {
                 self.rules.check_value("expect.schema", Some(schema))?;
+                check_nul("expect.schema", schema)?;
                 super::deliver::schema(schema).map_err(|problem| Error::field("expect.schema", problem))?;
             }
         }
@@ -254,6 +258,20 @@ pub fn duration(field: &str, text: &str) -> Result<Duration> {
         Ok(duration) if duration <= CENTURY => Ok(duration),
         Ok(_) => Err(Error::field(field, "must not be above a hundred years")),
         Err(error) => Err(Error::field(field, format!("{error}; write it such as 90s or 2h"))),
+    }
+}
+
+/// What a request that may be repeated is known by.
+#[derive(Debug)]
+pub struct Identity {
+    pub key: String,
+    pub body_hash: Vec<u8>,
+}
+
+impl Identity {
+    pub fn of(wanted: &NewTimer, context: &Context) -> Result<Option<Self>> {
+        let key = idempotency_key(wanted, context)?;
+        key.map(|key| Ok(Self { key, body_hash: body_hash(wanted)? })).transpose()
     }
 }
 
@@ -288,6 +306,13 @@ fn new_id(now: DateTime<Utc>) -> Result<(Uuid, DateTime<Utc>)> {
     let seconds = u64::try_from(millis.div_euclid(1000)).map_err(Error::internal)?;
     let timestamp = Timestamp::from_unix(NoContext, seconds, created_at.timestamp_subsec_nanos());
     Ok((Uuid::new_v7(timestamp), created_at))
+}
+
+fn check_nul(field: &str, value: &Value) -> Result<()> {
+    match has_nul(value) {
+        true => Err(Error::field(field, "contains the character U+0000, which PostgreSQL can't keep")),
+        false => Ok(()),
+    }
 }
 
 fn has_nul(value: &Value) -> bool {

@@ -20,19 +20,23 @@ type Moment = DateTime<Utc>;
 pub struct Queue {
     limit: usize,
     limit_per_destination: usize,
+    /// Callbacks over HTTP. Those on NATS are over at once and have a limit of their own.
     under_way: usize,
     /// Ordered by time, then by id.
     waiting: BinaryHeap<Reverse<(Moment, Uuid, Arc<str>)>>,
     /// What waits, here or aside: nobody is queued twice for the same moment.
     known: HashSet<(Uuid, Moment)>,
     destinations: HashMap<Arc<str>, Destination>,
+    /// Destinations that have something due and room for it, each once, in the order of their turns.
+    turns: VecDeque<Arc<str>>,
 }
 
 #[derive(Default)]
 struct Destination {
     under_way: usize,
-    /// Due, but there was no room.
+    /// Due, in the order in which it came to be.
     aside: VecDeque<(Moment, Uuid)>,
+    has_turn: bool,
 }
 
 impl Queue {
@@ -56,47 +60,67 @@ impl Queue {
         while let Some(Reverse((due, ..))) = self.waiting.peek()
             && *due <= now
         {
-            let Some(Reverse((due, id, destination))) = self.waiting.pop() else { break };
-            self.destinations.entry(destination).or_default().aside.push_back((due, id));
+            let Some(Reverse((due, id, name))) = self.waiting.pop() else { break };
+            self.destinations.entry(name.clone()).or_default().aside.push_back((due, id));
+            self.give_turn(&name);
         }
-        let mut room = most.min(self.limit - self.under_way);
         let mut taken = Vec::new();
-        for (name, destination) in &mut self.destinations {
-            let own = match &**name {
+        for _ in 0..self.turns.len() {
+            let Some(name) = self.turns.pop_front() else { break };
+            let room = match &*name {
                 NATS if nats_is_up => usize::MAX,
                 NATS => 0,
-                _ => self.limit_per_destination.saturating_sub(destination.under_way),
+                _ => self.limit - self.under_way,
             };
-            let count = destination.aside.len().min(own).min(room);
-            room -= count;
+            let own = self.room_at(&name);
+            let Some(destination) = self.destinations.get_mut(&name) else { continue };
+            let count = destination.aside.len().min(own).min(room).min(most - taken.len());
             destination.under_way += count;
+            destination.has_turn = false;
             for (due_at, id) in destination.aside.drain(..count) {
                 self.known.remove(&(id, due_at));
                 taken.push(Entry { due_at, id, destination: name.clone() });
             }
+            self.under_way += if &*name == NATS { 0 } else { count };
+            self.give_turn(&name);
         }
-        self.under_way += taken.len();
         taken
     }
 
-    /// Callbacks to a destination are over.
-    pub fn release(&mut self, name: &Arc<str>, count: usize) {
-        self.under_way -= count;
-        if let Some(destination) = self.destinations.get_mut(name) {
-            destination.under_way -= count;
-            if destination.under_way == 0 && destination.aside.is_empty() {
-                self.destinations.remove(name);
-            }
+    /// A callback to a destination is over.
+    pub fn release(&mut self, name: &Arc<str>) {
+        self.under_way -= usize::from(&**name != NATS);
+        let Some(destination) = self.destinations.get_mut(name) else { return };
+        destination.under_way -= 1;
+        match destination.under_way == 0 && destination.aside.is_empty() {
+            true => drop(self.destinations.remove(name)),
+            false => self.give_turn(name),
         }
     }
 
     /// Whether something is due and only lacks room.
     pub fn holds_back(&self) -> bool {
-        self.destinations.values().any(|destination| !destination.aside.is_empty())
+        !self.turns.is_empty()
     }
 
     pub fn under_way(&self) -> usize {
-        self.under_way
+        self.destinations.values().map(|destination| destination.under_way).sum()
+    }
+
+    /// What a destination itself has room for.
+    fn room_at(&self, name: &str) -> usize {
+        let under_way = self.destinations.get(name).map_or(0, |destination| destination.under_way);
+        let limit = if name == NATS { self.limit } else { self.limit_per_destination };
+        limit.saturating_sub(under_way)
+    }
+
+    fn give_turn(&mut self, name: &Arc<str>) {
+        let has_room = self.room_at(name) > 0;
+        let Some(destination) = self.destinations.get_mut(name) else { return };
+        if has_room && !destination.has_turn && !destination.aside.is_empty() {
+            destination.has_turn = true;
+            self.turns.push_back(name.clone());
+        }
     }
 }
 
@@ -142,8 +166,8 @@ mod tests {
         }
         queue.push(entry(2, 10, "quick:80"));
         assert_eq!(numbers(&queue.take_due(at(2), 10, true)), [0, 1, 10]);
-        assert!(queue.take_due(at(2), 10, true).is_empty() && queue.holds_back());
-        queue.release(&"slow:80".into(), 1);
+        assert!(queue.take_due(at(2), 10, true).is_empty());
+        queue.release(&"slow:80".into());
         assert_eq!(numbers(&queue.take_due(at(2), 10, true)), [2]);
         // Nor does anybody get more than there is in all.
         for number in 20..30 {
@@ -154,14 +178,32 @@ mod tests {
     }
 
     #[test]
+    fn destinations_take_turns() {
+        let mut queue = Queue::new(2, 2);
+        for number in 0..4 {
+            queue.push(entry(1, number, "a:80"));
+            queue.push(entry(1, 10 + number, "b:80"));
+        }
+        let mut order = Vec::new();
+        for _ in 0..4 {
+            let taken = queue.take_due(at(2), 10, true);
+            taken.iter().for_each(|one| queue.release(&one.destination));
+            order.push(taken[0].destination.to_string());
+        }
+        assert_eq!(order[0], order[2]);
+        assert_ne!(order[0], order[1]);
+        assert!(!queue.holds_back() && queue.destinations.is_empty());
+    }
+
+    #[test]
     fn nats_has_no_share_and_waits_while_it_is_away() {
         let mut queue = Queue::new(100, 2);
         for number in 0..10 {
             queue.push(entry(1, number, NATS));
         }
-        assert!(queue.take_due(at(2), 100, false).is_empty());
+        assert!(queue.take_due(at(2), 100, false).is_empty() && queue.holds_back());
         assert_eq!(queue.take_due(at(2), 100, true).len(), 10);
-        queue.release(&NATS.into(), 10);
+        (0..10).for_each(|_| queue.release(&NATS.into()));
         assert!(!queue.holds_back() && queue.under_way() == 0 && queue.destinations.is_empty());
     }
 }

@@ -49,7 +49,11 @@ impl Rhythm {
                 };
                 let fields: Vec<&str> = text.split_whitespace().collect();
                 let hours = fields.len().checked_sub(4).and_then(|hours| fields.get(hours)).copied();
-                Ok(if hours == Some("*") { Self::Passing(cron, zone) } else { Self::Wall(cron, zone) })
+                Ok(if hours == Some("*") || text.trim() == "@hourly" {
+                    Self::Passing(cron, zone)
+                } else {
+                    Self::Wall(cron, zone)
+                })
             }
             (None, Some(every)) if every < SHORTEST => field("every", "must be 1s at least".into()),
             (None, Some(every)) if every > LONGEST => field("every", "must not be above a hundred years".into()),
@@ -63,21 +67,20 @@ impl Rhythm {
     pub fn first(&self, from: DateTime<Utc>) -> Option<DateTime<Utc>> {
         match self {
             Self::Every(_) => Some(from),
-            _ => self.next(from, from - TimeDelta::nanoseconds(1)),
+            Self::Wall(..) | Self::Passing(..) => self.next(DateTime::<Utc>::MIN_UTC, from - TimeDelta::nanoseconds(1)),
         }
     }
 
-    /// The first time after a moment, if there is one. `began` is any run of the timer.
+    /// The first time after a moment, if there is one. `began` is the first run.
     pub fn next(&self, began: DateTime<Utc>, after: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        if after < began {
+            return Some(began);
+        }
         match self {
             Self::Every(every) => {
-                let passed = (after - began).num_milliseconds().div_euclid(every.num_milliseconds());
-                let steps = i32::try_from(passed + 1).ok();
-                match steps {
-                    Some(steps) => began.checked_add_signed(every.checked_mul(steps)?),
-                    // More than two thousand million steps at once: begin anew.
-                    None => after.checked_add_signed(*every),
-                }
+                let every = every.num_microseconds()?;
+                let steps = (after - began).num_microseconds()?.div_euclid(every) + 1;
+                began.checked_add_signed(TimeDelta::microseconds(every.checked_mul(steps)?))
             }
             Self::Passing(cron, zone) => {
                 let next = cron.find_next_occurrence(&whole_second(after).with_timezone(zone), false).ok()?;
@@ -119,7 +122,7 @@ mod tests {
         let rhythm = cron(text, zone).unwrap();
         let mut after = time(after);
         let next = |_| {
-            after = rhythm.next(after, after).unwrap();
+            after = rhythm.next(DateTime::<Utc>::MIN_UTC, after).unwrap();
             after.format("%m-%d %H:%M:%S").to_string()
         };
         (0..count).map(next).collect()
@@ -197,7 +200,8 @@ mod tests {
         assert_eq!(rhythm.next(began, began), Some(time("2026-01-01T00:01:30.250Z")));
         assert_eq!(rhythm.next(began, time("2026-01-01T01:00:00.249Z")), Some(time("2026-01-01T01:00:00.250Z")));
         assert_eq!(rhythm.next(began, time("2026-01-01T01:00:00.250Z")), Some(time("2026-01-01T01:01:30.250Z")));
-        assert_eq!(rhythm.next(began, time("2025-12-31T23:59:59Z")), Some(began));
+        // Fired by hand long before, it begins when it was to begin.
+        assert_eq!(rhythm.next(began, time("2025-12-31T12:00:00Z")), Some(began));
     }
 
     #[test]
@@ -207,6 +211,7 @@ mod tests {
         assert_eq!(rhythm.first(noon), Some(noon));
         assert_eq!(rhythm.first(noon + TimeDelta::milliseconds(1)), Some(noon + TimeDelta::days(1)));
         assert_eq!(rhythm.next(noon, noon + TimeDelta::milliseconds(500)), Some(noon + TimeDelta::days(1)));
+        assert_eq!(rhythm.next(noon, noon - TimeDelta::days(9)), Some(noon));
     }
 
     #[test]

@@ -27,8 +27,21 @@ pub struct Scheduler {
     ahead: Mutex<TimeDelta>,
 }
 
-/// Clocks that differ by less are taken for equal: asking takes some milliseconds itself.
-const EQUAL: TimeDelta = TimeDelta::milliseconds(20);
+/// Clocks that move apart by more are worth a word.
+const NOTABLE: TimeDelta = TimeDelta::milliseconds(50);
+
+/// Room for one callback, from when it is taken until it is dropped.
+pub struct Slot {
+    scheduler: Arc<Scheduler>,
+    destination: Arc<str>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.scheduler.queue().release(&self.destination);
+        self.scheduler.changed.notify_one();
+    }
+}
 
 impl Scheduler {
     pub fn new(armer: Arc<Armer>, queue: Queue, near_window: Duration) -> Self {
@@ -67,7 +80,7 @@ impl Scheduler {
     }
 
     /// Waits until something is due and has room, and takes it.
-    pub async fn due(&self, most: usize, nats_is_up: impl Fn() -> bool) -> Vec<Entry> {
+    pub async fn due(self: &Arc<Self>, most: usize, nats_is_up: impl Fn() -> bool) -> Vec<(Entry, Slot)> {
         loop {
             let nats_is_up = nats_is_up();
             let (taken, next) = {
@@ -79,7 +92,11 @@ impl Scheduler {
                 (taken, next)
             };
             if !taken.is_empty() {
-                return taken;
+                let slot = |entry: Entry| {
+                    let slot = Slot { scheduler: self.clone(), destination: entry.destination.clone() };
+                    (entry, slot)
+                };
+                return taken.into_iter().map(slot).collect();
             }
             let changed = self.changed.notified();
             match next.map(|next| (next - self.now()).to_std().unwrap_or_default()) {
@@ -89,27 +106,22 @@ impl Scheduler {
         }
     }
 
-    pub fn release(&self, destination: &Arc<str>, count: usize) {
-        self.queue().release(destination, count);
-        self.changed.notify_one();
-    }
-
     pub fn under_way(&self) -> usize {
         self.queue().under_way()
     }
 
-    /// PostgreSQL's clock showed this a moment ago.
-    pub fn compare_clocks(&self, theirs: DateTime<Utc>) {
-        let ahead = Utc::now() - theirs;
-        let ahead = if ahead.abs() < EQUAL { TimeDelta::zero() } else { ahead };
-        let mut known = self.ahead.lock().expect(UNBROKEN);
-        if (*known - ahead).abs() > EQUAL {
+    /// PostgreSQL's clock showed `theirs` at some moment between two of ours. What we know of the difference is moved no
+    /// farther than that proves.
+    pub fn compare_clocks(&self, before: DateTime<Utc>, theirs: DateTime<Utc>, after: DateTime<Utc>) {
+        let mut ahead = self.ahead.lock().expect(UNBROKEN);
+        let proven = (*ahead).clamp((before - theirs).min(after - theirs), after - theirs);
+        if (proven - *ahead).abs() > NOTABLE {
             tracing::warn!(
-                milliseconds = ahead.num_milliseconds(),
+                milliseconds = proven.num_milliseconds(),
                 "our clock is ahead of PostgreSQL's, which decides"
             );
-            *known = ahead;
         }
+        *ahead = proven;
     }
 
     /// The time by PostgreSQL's clock, as far as we know it.

@@ -6,6 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{
     deliver::Report,
+    moment,
     plan::MAX_LATENESS,
     store::{Claimed, Settlement},
 };
@@ -45,10 +46,13 @@ pub fn skipped(timer: &Claimed) -> Settlement {
     settlement
 }
 
+/// What is said of a call whose end nobody knows. If somebody does after all, he may say so.
+pub const UNKNOWN: &str = "outcome unknown: the process that called back is gone";
+
 /// Whoever made the call is gone, and nobody knows how it ended.
 pub fn abandoned(timer: &Claimed, now: DateTime<Utc>) -> Settlement {
     let mut settlement = ended_run(timer, Status::Failed, timer.claimed_at, now);
-    settlement.error = Some("outcome unknown: the process that called back is gone".into());
+    settlement.error = Some(UNKNOWN.into());
     if timer.attempt < timer.attempts_allowed {
         again(timer, &mut settlement, now);
     }
@@ -96,7 +100,7 @@ fn ended_run(timer: &Claimed, outcome: Status, began: DateTime<Utc>, ended: Date
 fn again(timer: &Claimed, settlement: &mut Settlement, due_at: DateTime<Utc>) {
     settlement.status = Status::Pending;
     settlement.execute_at = timer.execute_at;
-    settlement.due_at = due_at;
+    settlement.due_at = moment::kept(due_at);
     settlement.next_run = timer.run;
     settlement.next_attempt = timer.attempt;
     settlement.attempts_allowed = timer.attempts_allowed;

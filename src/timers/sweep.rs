@@ -15,9 +15,10 @@ use super::{meters::Meters, outcomes::Outcomes, scheduler::Scheduler, settling, 
 const LOCK: i64 = 0x7469_6d65_7273;
 
 /// Overdue timers that one sweep takes. More wait for the next, or for another instance.
-const MOST_OVERDUE: i64 = 20_000;
-const MOST_ABANDONED: i64 = 1000;
-const MOST_FORGOTTEN: i64 = 10_000;
+const MOST_OVERDUE: i64 = 100_000;
+const MOST_ABANDONED: i64 = 10_000;
+const MOST_FORGOTTEN: u64 = 10_000;
+const FORGETTING: usize = 20;
 /// Above it the number of pending timers is "at least".
 const MOST_COUNTED: i64 = 1_000_000;
 
@@ -80,16 +81,23 @@ impl Sweeper {
             return Ok(());
         }
         let now = Utc::now();
+        // What the process that claimed it still knows, it may still say.
         for timer in self.store.abandoned(MOST_ABANDONED).await? {
             tracing::warn!(timer = %timer.id, tenant = %timer.tenant, "a process left this timer while it called back");
             let _ = self.outcomes.send(settling::abandoned(&timer, now));
         }
-        let overdue = self.store.overdue(MOST_OVERDUE).await?;
-        self.scheduler.hold(overdue);
+        // Apart, because those for NATS wait while it is away.
+        for for_nats in [false, true] {
+            self.scheduler.hold(self.store.overdue(for_nats, MOST_OVERDUE).await?);
+        }
         let horizon = now + self.scheduler.near_window() + TimeDelta::from_std(self.interval * 2).unwrap_or_default();
         self.scheduler.arm(self.store.seconds_until(horizon).await?);
         self.meters.pending(self.store.pending(MOST_COUNTED).await?);
-        self.store.forget_attempts(self.attempts_kept, MOST_FORGOTTEN).await?;
+        for _ in 0..FORGETTING {
+            if self.store.forget_attempts(self.attempts_kept, MOST_FORGOTTEN as i64).await? < MOST_FORGOTTEN {
+                break;
+            }
+        }
         transaction.commit().await
     }
 }

@@ -5,14 +5,15 @@ use uuid::Uuid;
 use super::{
     Timers,
     plan::Options,
+    scheduler::Scheduler,
     store::{Entry, TimerRow, Transition},
 };
 use crate::{
     api::{
         Call, Handle, Name, Operation,
         timers::{
-            ChangedTimer, FireTimer, Id, PauseTimer, ResumeTimer, RetryTimer, Status, TimerId, TimerSummary,
-            UpdateTimer,
+            Callback, ChangedTimer, FireTimer, Id, OnLate, PauseTimer, ResumeTimer, RetryTimer, Status, TimerId,
+            TimerSummary, UpdateTimer,
         },
     },
     error::{Code, Error, Result},
@@ -32,8 +33,8 @@ impl Handle<UpdateTimer> for Timers {
                 return Err(refused("update", was));
             }
             let destination = self.merge(&call.target, &mut row, call.request.clone())?;
-            if let Some(row) = self.store.replace(&call.target, &row, &destination, was).await? {
-                return Ok(self.goes_on(row, &destination));
+            if let Some(changed) = self.replace(&call.target, row, destination, was).await? {
+                return Ok(changed);
             }
         }
         Err(changed_meanwhile())
@@ -52,8 +53,11 @@ impl Timers {
             row.metadata = change.metadata;
             self.planner.check_metadata(row.metadata.as_ref())?;
         }
+        let (retries, tries_anew) =
+            (change.retry.is_some(), change.execute_at.is_some() || change.execute_in.is_some());
         let beats_anew = change.recurrence.is_some() || (change.timezone.is_some() && row.options.recurrence.is_some());
         let max_lateness = change.max_lateness.map(|text| super::plan::duration("max_lateness", &text)).transpose()?;
+        let answers = matches!(row.callback, Callback::Http(_));
         let options = &mut row.options;
         *options = Options {
             timezone: change.timezone.or(options.timezone.take()),
@@ -61,9 +65,10 @@ impl Timers {
             recurrence: change.recurrence.or(options.recurrence.take()),
             began: options.began,
             on_late: change.on_late.unwrap_or(options.on_late),
-            max_lateness: max_lateness.or(options.max_lateness),
-            capture_response: change.capture_response.unwrap_or(options.capture_response),
-            expect: change.expect.or(options.expect.take()),
+            // What has no meaning any more goes with what gave it one.
+            max_lateness: max_lateness.or(options.max_lateness.filter(|_| change.on_late != Some(OnLate::Fire))),
+            capture_response: change.capture_response.unwrap_or(options.capture_response && answers),
+            expect: change.expect.or(options.expect.take().filter(|_| answers)),
         };
         self.planner.check_options(options, &row.callback)?;
         let asked = self.planner.earliest(change.execute_at.as_deref(), change.execute_in.as_deref(), options, now)?;
@@ -71,15 +76,26 @@ impl Timers {
             row.execute_at = self.planner.first_run(asked, options, now)?;
             row.due_at = row.execute_at;
         }
+        if retries || tries_anew || beats_anew {
+            row.attempts_allowed = row.attempt + row.options.max_attempts();
+        }
         Ok(destination)
     }
 
-    /// A timer that is due at another moment from now on.
-    fn goes_on(&self, row: TimerRow, destination: &str) -> TimerSummary {
-        if row.status == Status::Pending {
-            self.scheduler.expect(vec![Entry { due_at: row.due_at, id: row.id, destination: destination.into() }]);
-        }
-        row.summary()
+    /// Writes a changed timer. What was changed is also expected, even if the caller has left meanwhile.
+    async fn replace(
+        &self,
+        tenant: &Name,
+        row: TimerRow,
+        destination: String,
+        was: Status,
+    ) -> Result<Option<TimerSummary>> {
+        let (store, scheduler, tenant) = (self.store.clone(), self.scheduler.clone(), tenant.clone());
+        let changing = tokio::spawn(async move {
+            let changed = store.replace(&tenant, &row, &destination, was).await?;
+            Ok(changed.map(|row| goes_on(&scheduler, row, &destination)))
+        });
+        changing.await.map_err(Error::internal)?
     }
 
     /// Makes a transition, or says why it is not possible.
@@ -90,19 +106,37 @@ impl Timers {
         word: &str,
     ) -> Result<TimerSummary> {
         self.rates.admit(&call.target)?;
-        let Id(id) = call.request.id;
-        let Some(row) = self.store.transition(&call.target, id, transition).await? else {
-            let row = self.store.get(&call.target, id).await?;
-            return Err(match transition {
-                Transition::Pause if row.status == Status::Pending => {
-                    Error::invalid("cannot pause timer that does not recur")
-                }
-                _ => refused(word, row.status),
+        let (tenant, Id(id)) = (call.target, call.request.id);
+        for _ in 0..TRIES {
+            let (store, scheduler, whose) = (self.store.clone(), self.scheduler.clone(), tenant.clone());
+            let changing = tokio::spawn(async move {
+                let changed = store.transition(&whose, id, transition).await?;
+                Ok::<_, Error>(changed.map(|(row, destination)| goes_on(&scheduler, row, &destination)))
             });
-        };
-        let destination = self.planner.rules.check(&call.target, &row.callback)?;
-        Ok(self.goes_on(row, &destination))
+            if let Some(changed) = changing.await.map_err(Error::internal)?? {
+                return Ok(changed);
+            }
+            let row = self.store.get(&tenant, id).await?;
+            match (transition, row.status) {
+                (Transition::Pause, Status::Pending | Status::Executing) if row.options.recurrence.is_none() => {
+                    return Err(Error::invalid("cannot pause timer that does not recur"));
+                }
+                // It was something else a moment ago.
+                (Transition::Fire, Status::Pending) | (Transition::Pause, Status::Pending) => {}
+                (Transition::Retry, Status::Failed) => {}
+                (_, status) => return Err(refused(word, status)),
+            }
+        }
+        Err(changed_meanwhile())
     }
+}
+
+/// A timer that is due at another moment from now on.
+fn goes_on(scheduler: &Scheduler, row: TimerRow, destination: &str) -> TimerSummary {
+    if row.status == Status::Pending {
+        scheduler.expect(vec![Entry { due_at: row.due_at, id: row.id, destination: destination.into() }]);
+    }
+    row.summary()
 }
 
 impl Handle<FireTimer> for Timers {
@@ -141,8 +175,9 @@ impl Handle<ResumeTimer> for Timers {
             row.due_at = row.execute_at;
             row.status = Status::Pending;
             let destination = self.planner.rules.check(&call.target, &row.callback)?;
-            if let Some(row) = self.store.replace(&call.target, &row, &destination, Status::Paused).await? {
-                return Ok(self.goes_on(row, &destination));
+            row.attempts_allowed = row.attempt + row.options.max_attempts();
+            if let Some(changed) = self.replace(&call.target, row, destination, Status::Paused).await? {
+                return Ok(changed);
             }
         }
         Err(changed_meanwhile())

@@ -94,7 +94,7 @@ async fn callbacks_don_t_reach_our_neighbours() {
         let callback = json!({ "type": "http", "url": format!("http://{host}:{port}/") });
         let timer = set(&http, json!({ "execute_in": "5ms", "callback": callback })).await;
         let failed = until(&http, &timer["id"], "failed").await;
-        assert!(failed["last_error"].as_str().unwrap().contains("not a public address"), "{host}: {failed}");
+        assert!(failed["last_error"].as_str().unwrap().contains("has no public address"), "{host}: {failed}");
     }
     assert_eq!(connections.load(Ordering::SeqCst), 0);
 }

@@ -8,7 +8,10 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::future::join_all;
 use serde_json::{Value, json};
-use tidemark::config::{Config, Secret};
+use tidemark::{
+    config::{Config, Secret},
+    embedded::Durability,
+};
 
 use crate::{
     support::{API_KEY, Answering, Deployment, Http, Proxy, Receiver, Servers, eventually, soon},
@@ -190,7 +193,7 @@ async fn a_process_that_dies_while_it_calls_back_is_found_out() {
 
 #[tokio::test]
 async fn timers_that_were_due_while_everything_was_down_fire_once_when_it_is_back() {
-    let mut servers = Servers::start("timers").await;
+    let mut servers = Servers::start_with("timers", Durability::Synced).await;
     let deployment = servers.deployment().await;
     let running = deployment.serve_with(hasty).await;
     let http = running.http().key(API_KEY);

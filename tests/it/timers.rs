@@ -1,6 +1,6 @@
 //! Timers as the seed has them: create, get, list, update, cancel, and what callbacks look like.
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ async fn a_timer_is_set_fires_at_its_time_and_is_completed() {
     let deployment = Deployment::new().await;
     let http = serve(&deployment).await.http().key(API_KEY);
     let receiver = Receiver::start().await;
-    let due = Utc::now() + TimeDelta::milliseconds(1500);
+    let due = Utc::now().trunc_subsecs(6) + TimeDelta::milliseconds(1500);
     let made = http
         .post(
             "/timers",
@@ -138,17 +138,17 @@ async fn a_pending_timer_can_be_changed_and_canceled_and_a_final_one_can_not() {
         set(&http, json!({ "execute_in": "1h", "callback": to(&receiver, "old"), "metadata": { "a": 1 } })).await;
     let path = format!("/timers/{}", timer["id"].as_str().unwrap());
 
-    let later = Utc::now() + TimeDelta::hours(2);
+    let later = Utc::now().trunc_subsecs(6) + TimeDelta::hours(2);
     let (status, envelope) = put(&http, &path, json!({ "execute_at": later })).await;
     assert_eq!((status, &envelope["message"]), (200, &json!("timer updated successfully")));
-    assert_eq!(at(&envelope["data"], "execute_at").timestamp_micros(), later.timestamp_micros());
+    assert_eq!(at(&envelope["data"], "execute_at"), later);
     assert!(at(&envelope["data"], "updated_at") >= at(&timer, "created_at"));
     let nats = json!({ "type": "nats", "topic": "events.changed" });
     let (_, envelope) = put(&http, &path, json!({ "callback": nats, "metadata": { "updated": true } })).await;
     assert_eq!(envelope["data"]["callback_type"], "nats");
     let changed = http.data(&path).await;
     assert_eq!((&changed["callback_config"], &changed["metadata"]), (&nats, &json!({ "updated": true })));
-    assert_eq!(at(&changed, "execute_at").timestamp_micros(), later.timestamp_micros());
+    assert_eq!(at(&changed, "execute_at"), later);
 
     let canceled = http.delete(&path).await;
     assert_eq!(canceled.status, 200);

@@ -31,8 +31,19 @@ impl Report {
     }
 
     pub fn failure(error: impl Into<String>) -> Self {
-        Self { error: Some(error.into()), ..Self::default() }
+        Self { error: Some(kept(&error.into())), ..Self::default() }
     }
+}
+
+/// Errors that can be kept: PostgreSQL takes no NUL, and nobody reads a megabyte.
+fn kept(error: &str) -> String {
+    const LONGEST: usize = 1000;
+    let mut kept = error.replace('\0', "\u{fffd}");
+    if let Some((end, _)) = kept.char_indices().nth(LONGEST) {
+        kept.truncate(end);
+        kept.push('…');
+    }
+    kept
 }
 
 /// A schema to check with. Its patterns run in linear time, and it may not refer to anything outside.

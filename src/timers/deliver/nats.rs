@@ -6,10 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::{Client, HeaderMap, connection::State, header};
+use async_nats::{Client, HeaderMap, connection::State, header, jetstream::response::Response};
 use bytes::Bytes;
-use futures::{StreamExt, stream};
-use serde_json::{Value, json};
+use futures::{
+    StreamExt,
+    stream::{self, FuturesUnordered},
+};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::{sleep, timeout_at};
 
 use super::Report;
 use crate::{
@@ -49,50 +54,55 @@ impl NatsCaller {
         self.client.connection_state() == State::Connected
     }
 
-    /// Makes many callbacks. The answers are in the same order.
-    pub async fn call(&self, timers: &[(&Claimed, &NatsCallback)]) -> Vec<Report> {
-        let stored = match self.stored(timers).await {
-            Ok(stored) => stored,
-            Err(problem) => {
-                let unanswered = || Report::failure(format!("NATS did not answer: {problem}"));
-                return timers.iter().map(|_| unanswered()).collect();
-            }
-        };
-        let mut reports: Vec<Option<Report>> = timers.iter().map(|_| None).collect();
-        let mut to_store = Vec::new();
+    /// Makes many callbacks, and reports each by its place as soon as its end is known. Nothing is begun after the time
+    /// that one callback has, because then somebody else may.
+    pub async fn call(&self, timers: &[(&Claimed, &NatsCallback)], mut report: impl FnMut(usize, Report)) {
+        let deadline = Instant::now() + self.limit;
+        let taken = self.taken(timers, deadline).await;
         let connection = self.connection();
-        let mut told = Vec::new();
+        let (mut told, mut to_store) = (Vec::new(), Vec::new());
         for (index, (timer, callback)) in timers.iter().enumerate() {
-            let message = message(timer, callback);
-            if stored.contains(callback.topic.as_str()) {
-                to_store.push((index, message));
-                continue;
+            match taken.get(callback.topic.as_str()) {
+                Some(Ok(true)) => {
+                    to_store.push((index, message(timer, callback)));
+                    continue;
+                }
+                Some(Ok(false)) => {}
+                Some(Err(problem)) => {
+                    report(index, Report::failure(format!("NATS did not answer: {problem}")));
+                    continue;
+                }
+                None => unreachable!("every subject was asked for"),
             }
-            let sent = self.client.publish_with_headers(message.subject, message.headers, message.payload);
-            match tokio::time::timeout(self.limit, sent).await {
+            let Message { subject, headers, payload } = message(timer, callback);
+            let sent = self.client.publish_with_headers(subject, headers, payload);
+            match timeout_at(deadline.into(), sent).await {
                 Ok(Ok(())) => told.push(index),
-                Ok(Err(error)) => reports[index] = Some(Report::failure(format!("not published: {}", chain(&error)))),
-                Err(_) => reports[index] = Some(Report::failure("not published: the connection is lost")),
+                Ok(Err(error)) => report(index, Report::failure(format!("not published: {}", chain(&error)))),
+                Err(_) => report(index, Report::failure("not published: the connection is lost")),
             }
         }
         if !told.is_empty() {
             let outcome = self.confirm(connection).await;
             for index in told {
-                reports[index] = Some(outcome.clone().map_or_else(Report::failure, |()| Report::success()));
+                report(index, outcome.clone().map_or_else(Report::failure, |()| Report::success()));
             }
         }
         let store = |(index, message): (usize, Message)| async move {
-            let report = match publish(&self.client, &message, self.limit).await {
-                Ok(_) => Report::success(),
-                Err(error) => Report::failure(format!("not stored: {error}")),
+            let left = deadline.saturating_duration_since(Instant::now());
+            let report = match left.is_zero() {
+                true => Report::failure("not stored: there was no time left"),
+                false => match publish(&self.client, &message, left).await {
+                    Ok(_) => Report::success(),
+                    Err(error) => Report::failure(format!("not stored: {error}")),
+                },
             };
             (index, report)
         };
         let mut stored = stream::iter(to_store).map(store).buffer_unordered(AT_ONCE);
-        while let Some((index, report)) = stored.next().await {
-            reports[index] = Some(report);
+        while let Some((index, stored)) = stored.next().await {
+            report(index, stored);
         }
-        reports.into_iter().map(|report| report.unwrap_or_else(|| Report::failure("was not made"))).collect()
     }
 
     /// Returns when the server has what we published. What was on the wire of a connection that broke may be lost, so
@@ -111,43 +121,68 @@ impl NatsCaller {
         self.client.statistics().connects.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// The subjects among these that a stream takes.
-    async fn stored(&self, timers: &[(&Claimed, &NatsCallback)]) -> Result<HashSet<String>, String> {
-        let subjects: HashSet<&str> = timers.iter().map(|(_, callback)| callback.topic.as_str()).collect();
-        let (mut taken, mut unknown) = (HashSet::new(), Vec::new());
+    /// Whether a stream takes each of the subjects.
+    async fn taken<'a>(
+        &self,
+        timers: &[(&Claimed, &'a NatsCallback)],
+        deadline: Instant,
+    ) -> HashMap<&'a str, Result<bool, String>> {
+        let mut taken: HashMap<&str, Result<bool, String>> = HashMap::new();
+        let mut unknown = HashSet::new();
         {
             let mut known = self.known.lock().expect("no panic while subjects are held");
             if known.len() > MOST_KNOWN {
                 known.clear();
             }
-            for subject in subjects {
+            for (_, callback) in timers {
+                let subject = callback.topic.as_str();
                 match known.get(subject).filter(|(since, _)| since.elapsed() < KNOWN_FOR) {
-                    Some((_, true)) => drop(taken.insert(subject.to_owned())),
-                    Some((_, false)) => {}
-                    None => unknown.push(subject.to_owned()),
+                    Some((_, is_taken)) => drop(taken.insert(subject, Ok(*is_taken))),
+                    None => drop(unknown.insert(subject)),
                 }
             }
         }
-        let mut asked = stream::iter(unknown).map(|subject| self.ask(subject)).buffer_unordered(AT_ONCE);
-        while let Some(answer) = asked.next().await {
-            let (subject, is_taken) = answer?;
-            let mut known = self.known.lock().expect("no panic while subjects are held");
-            known.insert(subject.clone(), (Instant::now(), is_taken));
-            if is_taken {
-                taken.insert(subject);
+        let mut asked = FuturesUnordered::new();
+        let mut unknown = unknown.into_iter();
+        loop {
+            let room = AT_ONCE - asked.len();
+            asked.extend(unknown.by_ref().take(room).map(|subject| self.ask(subject, deadline)));
+            let Some((subject, answer)) = asked.next().await else { break };
+            if let Ok(is_taken) = answer {
+                let mut known = self.known.lock().expect("no panic while subjects are held");
+                known.insert(subject.to_owned(), (Instant::now(), is_taken));
             }
+            taken.insert(subject, answer);
         }
-        Ok(taken)
+        taken
     }
 
-    async fn ask(&self, subject: String) -> Result<(String, bool), String> {
+    /// Asks until there is an answer or no time: taking silence for "no stream" would call a lost message heard.
+    async fn ask<'a>(&self, subject: &'a str, deadline: Instant) -> (&'a str, Result<bool, String>) {
+        #[derive(Deserialize)]
+        struct Names {
+            streams: Option<Vec<String>>,
+        }
         let mut jetstream = async_nats::jetstream::new(self.client.clone());
         jetstream.set_timeout(Duration::from_secs(2));
-        let filter = json!({ "subject": subject });
-        let names: Value = jetstream.request("STREAM.NAMES", &filter).await.map_err(|error| chain(&error))?;
-        Ok((subject, names["streams"].as_array().is_some_and(|streams| !streams.is_empty())))
+        loop {
+            let answer = jetstream.request("STREAM.NAMES", &json!({ "subject": subject })).await;
+            let problem = match answer {
+                Ok(Response::Ok(Names { streams })) => {
+                    return (subject, Ok(streams.is_some_and(|streams| !streams.is_empty())));
+                }
+                Ok(Response::Err { error }) => error.to_string(),
+                Err(error) => chain(&error),
+            };
+            if Instant::now() + PAUSE >= deadline {
+                return (subject, Err(problem));
+            }
+            sleep(PAUSE).await;
+        }
     }
 }
+
+const PAUSE: Duration = Duration::from_millis(200);
 
 fn message(timer: &Claimed, callback: &NatsCallback) -> Message {
     let mut headers = HeaderMap::new();

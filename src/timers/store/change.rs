@@ -18,36 +18,49 @@ pub enum Transition {
     Fire,
     /// A failed one is tried again.
     Retry,
-    /// A recurring one is held.
+    /// A recurring one is held, when the run under way is over if there is one.
     Pause,
 }
 
 impl Store {
-    /// Makes a transition where it is possible. None if it is not.
-    pub async fn transition(&self, tenant: &Name, id: Uuid, transition: Transition) -> Result<Option<TimerRow>> {
+    /// Makes a transition where it is possible. None if it is not. With the timer comes its destination.
+    pub async fn transition(
+        &self,
+        tenant: &Name,
+        id: Uuid,
+        transition: Transition,
+    ) -> Result<Option<(TimerRow, String)>> {
         let statement = match transition {
             Transition::Fire => concat!(
                 "update timers set due_at = statement_timestamp(),
                      execute_at = case when attempt = 0 then statement_timestamp() else execute_at end,
                      generation = generation + 1, updated_at = statement_timestamp()
                  where tenant = $1 and id = $2 and status = 'pending' returning ",
-                columns!()
+                columns!(),
+                ", destination"
             ),
             Transition::Retry => concat!(
                 "update timers set status = 'pending', due_at = statement_timestamp(), generation = generation + 1,
                      attempts_allowed = attempt + coalesce((options -> 'retry' ->> 'max_attempts')::int, 1),
                      updated_at = statement_timestamp()
                  where tenant = $1 and id = $2 and status = 'failed' returning ",
-                columns!()
+                columns!(),
+                ", destination"
             ),
             Transition::Pause => concat!(
-                "update timers set status = 'paused', generation = generation + 1, updated_at = statement_timestamp()
-                 where tenant = $1 and id = $2 and status = 'pending' and options -> 'recurrence' is not null returning ",
-                columns!()
+                "update timers
+                 set status = case when status = 'executing' then status else 'paused' end,
+                     after_run = case when status = 'executing' then 'paused' end, generation = generation + 1,
+                     updated_at = statement_timestamp()
+                 where tenant = $1 and id = $2 and options -> 'recurrence' is not null
+                     and (status = 'pending' or status = 'executing' and after_run is null) returning ",
+                columns!(),
+                ", destination"
             ),
         };
-        let row = sqlx::query_as(statement).bind(tenant.as_str()).bind(id).fetch_optional(&self.pool).await;
-        row.map_err(unavailable)
+        let row = sqlx::query(statement).bind(tenant.as_str()).bind(id).fetch_optional(&self.pool).await;
+        let read = |row: sqlx::postgres::PgRow| Ok((TimerRow::from_row(&row)?, row.try_get("destination")?));
+        row.and_then(|row| row.map(read).transpose()).map_err(unavailable)
     }
 
     /// Cancels what has not begun to fire. A recurring timer that is firing ends with that run. The answers are the
@@ -62,7 +75,7 @@ impl Store {
              )
              update timers t
              set status = case when t.status = 'executing' then t.status else 'canceled' end,
-                 ends = t.status = 'executing', generation = generation + 1, updated_at = clock_timestamp()
+                 after_run = case when t.status = 'executing' then 'canceled' end, generation = generation + 1, updated_at = clock_timestamp()
              from wanted where t.id = wanted.id
              returning t.id, t.status",
         )
@@ -96,9 +109,9 @@ impl Store {
         let updated = sqlx::query(concat!(
             "update timers
              set execute_at = $4, due_at = $5, callback_type = $6, callback_config = $7::json, destination = $8,
-                 options = $9::json, metadata = $10::jsonb, attempts_allowed = greatest($11, attempt + 1), status = $12,
+                 options = $9::json, metadata = $10::jsonb, attempts_allowed = $11, status = $12,
                  generation = generation + 1, updated_at = clock_timestamp()
-             where tenant = $1 and id = $2 and generation = $3 and status = $13 and attempt = $14
+             where tenant = $1 and id = $2 and generation = $3 and status = $13 and attempt = $14 and run = $15
              returning ",
             columns!()
         ))
@@ -112,10 +125,11 @@ impl Store {
         .bind(destination)
         .bind(row.options.encode()?)
         .bind(row.metadata.as_ref().map(serde_json::Value::to_string))
-        .bind(row.attempt + row.options.max_attempts())
+        .bind(row.attempts_allowed)
         .bind(row.status.as_str())
         .bind(was.as_str())
         .bind(row.attempt)
+        .bind(row.run)
         .fetch_optional(&self.pool)
         .await
         .map_err(unavailable)?;

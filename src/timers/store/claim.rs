@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{FromRow, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Entry, Store, decoded};
+use super::{Entry, Store, bounded, decoded};
 use crate::{
     api::{Name, timers::Callback},
     telemetry::Trace,
@@ -106,14 +106,41 @@ impl Store {
         .bind(owner)
         .bind(claim)
         .bind(lasts.as_secs_f64())
-        .fetch_all(&self.pool)
-        .await?;
-        let claimed = rows.iter().map(Claimed::from_row).collect::<Result<Vec<_>, _>>()?;
+        .fetch_all(&self.pool);
+        let claimed = self.readable(&bounded(rows).await?).await?;
         if claimed.len() == ids.len() {
             return Ok(Claims { claimed, early: Vec::new(), now: None });
         }
         let (now, early) = self.still_pending(ids).await?;
         Ok(Claims { claimed, early, now })
+    }
+
+    /// The rows that can be read. One that can't (of a newer version, perhaps) fails, and harms no other.
+    async fn readable(&self, rows: &[PgRow]) -> Result<Vec<Claimed>, sqlx::Error> {
+        let (mut claimed, mut broken) = (Vec::with_capacity(rows.len()), Vec::new());
+        for row in rows {
+            match Claimed::from_row(row) {
+                Ok(timer) => claimed.push(timer),
+                Err(error) => {
+                    let (id, claim): (Uuid, Uuid) = (row.try_get("id")?, row.try_get("claim")?);
+                    tracing::error!(timer = %id, %error, "a timer can't be read and fails");
+                    broken.push((id, claim));
+                }
+            }
+        }
+        if !broken.is_empty() {
+            let failing = sqlx::query(
+                "update timers t set status = 'failed', executed_at = clock_timestamp(), updated_at = clock_timestamp(),
+                     last_error = 'the timer can not be read by this version of Tidemark'
+                 from unnest($1::uuid[], $2::uuid[]) as broken (id, claim)
+                 where t.id = broken.id and t.claim = broken.claim and status = 'executing'",
+            )
+            .bind(broken.iter().map(|(id, _)| *id).collect::<Vec<_>>())
+            .bind(broken.iter().map(|(_, claim)| *claim).collect::<Vec<_>>())
+            .execute(&self.pool);
+            bounded(failing).await?;
+        }
+        Ok(claimed)
     }
 
     /// Claims that were left behind: whoever made them has had his time.
@@ -124,8 +151,7 @@ impl Store {
             " from timers t where status = 'executing' and claim_until < clock_timestamp() order by claim_until limit $1"
         ))
         .bind(most)
-        .fetch_all(&self.pool)
-        .await?;
-        rows.iter().map(Claimed::from_row).collect()
+        .fetch_all(&self.pool);
+        self.readable(&bounded(rows).await?).await
     }
 }

@@ -6,7 +6,8 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::Store;
+use super::{Store, bounded};
+use crate::timers::callback::NATS;
 
 /// A timer that waits for its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,21 +32,22 @@ impl Store {
         )
         .bind(from)
         .bind(to)
-        .fetch_all(&self.pool)
-        .await?;
-        rows.iter().map(Entry::of).collect()
+        .fetch_all(&self.pool);
+        bounded(rows).await?.iter().map(Entry::of).collect()
     }
 
-    /// The pending timers whose time has passed, the oldest first.
-    pub async fn overdue(&self, most: i64) -> Result<Vec<Entry>, sqlx::Error> {
+    /// The pending timers whose time has passed, the oldest first: those for NATS, or the others.
+    pub async fn overdue(&self, for_nats: bool, most: i64) -> Result<Vec<Entry>, sqlx::Error> {
         let rows = sqlx::query(
             "select id, due_at, destination from timers where status = 'pending' and due_at <= now()
-             order by due_at limit $1",
+                 and (destination = $1) = $2
+             order by due_at limit $3",
         )
+        .bind(NATS)
+        .bind(for_nats)
         .bind(most)
-        .fetch_all(&self.pool)
-        .await?;
-        rows.iter().map(Entry::of).collect()
+        .fetch_all(&self.pool);
+        bounded(rows).await?.iter().map(Entry::of).collect()
     }
 
     /// Those of the timers that are pending, and PostgreSQL's clock.
@@ -55,8 +57,8 @@ impl Store {
              where id = any($1) and status = 'pending'",
         )
         .bind(ids)
-        .fetch_all(&self.pool)
-        .await?;
+        .fetch_all(&self.pool);
+        let rows = bounded(rows).await?;
         let now = rows.first().map(|row| row.try_get("now")).transpose()?;
         Ok((now, rows.iter().map(Entry::of).collect::<Result<_, _>>()?))
     }

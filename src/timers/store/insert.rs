@@ -9,9 +9,12 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use super::{Store, TimerRow, row::columns, unavailable};
+use super::{Entry, Store, TimerRow, row::columns, unavailable};
 use crate::{
-    api::timers::{Id, Status, TimerSummary},
+    api::{
+        Name,
+        timers::{Id, Status, TimerSummary},
+    },
     database::is_passing,
     error::{Code, Error, Result},
     timers::plan::Plan,
@@ -37,11 +40,12 @@ struct Submission {
 pub struct Inserted {
     pub summary: TimerSummary,
     /// For the scheduler, if it is new.
-    pub plan: Option<Plan>,
+    new: Option<Entry>,
 }
 
 impl Inserter {
-    pub fn start(store: Store) -> Self {
+    /// `kept` hears of every new timer before its caller does, even of one whose caller has left.
+    pub fn start(store: Store, kept: impl Fn(Vec<Entry>) + Send + 'static) -> Self {
         let (submissions, mut waiting) = mpsc::channel::<Submission>(1024);
         tokio::spawn(async move {
             let mut batch = Vec::new();
@@ -55,7 +59,9 @@ impl Inserter {
                         plans.extend(more.plans);
                         shares.push(more.answer);
                     }
-                    let mut answers = store.insert(plans).await.into_iter();
+                    let answers = store.insert(plans).await;
+                    kept(answers.iter().flatten().filter_map(|one| one.new.clone()).collect());
+                    let mut answers = answers.into_iter();
                     for (share, size) in shares.into_iter().zip(sizes) {
                         let _ = share.send(answers.by_ref().take(size).collect());
                     }
@@ -100,13 +106,14 @@ impl Store {
         let answer = |plan: Plan| {
             // What is there under our own id we have made, by an attempt whose answer was lost.
             if inserted.contains(&plan.id) || by_id.contains_key(&plan.id) {
-                return Ok(Inserted { summary: summary(&plan), plan: Some(plan) });
+                let new = Entry { due_at: plan.execute_at, id: plan.id, destination: plan.destination.as_str().into() };
+                return Ok(Inserted { summary: summary(&plan), new: Some(new) });
             }
             let key = plan.idempotency_key.as_deref().unwrap_or_default();
             match by_key.get(&(plan.tenant.as_str(), key)) {
                 Some(row) if row.body_hash == plan.body_hash => {
                     let summary = TimerSummary { repeated: true, ..row.summary() };
-                    Ok(Inserted { summary, plan: None })
+                    Ok(Inserted { summary, new: None })
                 }
                 Some(row) => Err(Error::new(
                     Code::Conflict,
@@ -148,6 +155,18 @@ impl Store {
                 Err(error) => return Err((unavailable_or_refused(error, &mut in_doubt), in_doubt)),
             }
         }
+    }
+}
+
+impl Store {
+    /// The timer that was set under a key before, and whether by the same request.
+    pub async fn find_by_key(&self, tenant: &Name, key: &str) -> Result<Option<TimerRow>> {
+        let row = sqlx::query_as(concat!(
+            "select ",
+            columns!(),
+            " from timers where tenant = $1 and idempotency_key = $2 and idempotency_key is not null"
+        ));
+        row.bind(tenant.as_str()).bind(key).fetch_optional(&self.pool).await.map_err(unavailable)
     }
 }
 
@@ -199,8 +218,11 @@ async fn existing(connection: &mut sqlx::PgConnection, plans: &[Plan]) -> Result
     let rows = sqlx::query(concat!(
         "select ",
         columns!(),
-        " from timers where id = any($1)
-            or (tenant, idempotency_key) in (select * from unnest($2::text[], $3::text[]))"
+        " from timers where id = any($1) union all select ",
+        columns!(),
+        // Each by the index: the condition repeats what the index says of itself.
+        " from timers t join unnest($2::text[], $3::text[]) as wanted (wanted_tenant, wanted_key)
+              on t.tenant = wanted_tenant and t.idempotency_key = wanted_key and t.idempotency_key is not null"
     ))
     .bind(plans.iter().map(|plan| plan.id).collect::<Vec<_>>())
     .bind(keyed().map(|(tenant, _)| tenant).collect::<Vec<_>>())

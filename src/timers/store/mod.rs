@@ -9,7 +9,10 @@ mod list;
 mod row;
 mod settle;
 
+use std::{future::Future, time::Duration};
+
 use sqlx::PgPool;
+use tokio::time::timeout;
 
 pub use change::Transition;
 pub use claim::Claimed;
@@ -17,7 +20,7 @@ pub use due::Entry;
 pub use insert::{Inserted, Inserter};
 pub use list::Page;
 pub use row::{TimerRow, not_found};
-pub use settle::Settlement;
+pub use settle::{Settled, Settlement};
 
 use crate::error::Error;
 
@@ -31,6 +34,16 @@ impl Store {
     pub fn new(pool: PgPool) -> Self {
         Self { pool }
     }
+}
+
+/// A server that hangs must not hang the scheduler: what takes this long is tried again.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+async fn bounded<T>(asked: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    timeout(PATIENCE, asked).await.unwrap_or_else(|_| {
+        let hangs = format!("PostgreSQL did not answer within {PATIENCE:?}");
+        Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, hangs)))
+    })
 }
 
 /// An error of the database as callers see it.

@@ -20,7 +20,7 @@ macro_rules! columns {
     () => {
         "id, tenant, created_at, updated_at, execute_at, due_at, callback_config::text as callback, options::text as options, \
          status, last_error, executed_at, late_by_ms, metadata::text as metadata, idempotency_key, body_hash, generation, \
-         run, attempt, response::text as response"
+         run, attempt, attempts_allowed, response::text as response"
     };
 }
 pub(super) use columns;
@@ -45,6 +45,7 @@ pub struct TimerRow {
     pub generation: i32,
     pub run: i32,
     pub attempt: i32,
+    pub attempts_allowed: i32,
     pub response: Option<CapturedResponse>,
 }
 
@@ -73,6 +74,7 @@ impl FromRow<'_, PgRow> for TimerRow {
             generation: row.try_get("generation")?,
             run: row.try_get("run")?,
             attempt: row.try_get("attempt")?,
+            attempts_allowed: row.try_get("attempts_allowed")?,
             response: response.map(|text| decoded("response", text)).transpose()?,
         })
     }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::Store;
+use super::{Store, bounded};
 use crate::{
     api::{
         Name,
         timers::{CapturedResponse, Status},
     },
     error::Error,
+    timers::settling::UNKNOWN,
 };
 
 /// What one attempt was, and how its timer goes on.
@@ -54,14 +55,15 @@ pub struct Settled {
 }
 
 impl Store {
-    /// Writes what still counts: a claim that somebody else settled is left as it is. May be repeated.
+    /// Writes what still counts: a claim that somebody else settled is left as it is, unless he did not know how it ended.
+    /// May be repeated.
     pub async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {
         fn column<'a, T>(settlements: &'a [Settlement], get: impl Fn(&'a Settlement) -> T) -> Vec<T> {
             settlements.iter().map(get).collect()
         }
         let response =
             |one: &Settlement| one.response.as_ref().and_then(|response| serde_json::to_string(response).ok());
-        let rows: Vec<(Uuid, Uuid, String)> = sqlx::query_as(
+        let rows = sqlx::query_as::<_, (Uuid, Uuid, String)>(
             "with outcome as (
                  select * from unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[], $5::timestamptz[], $6::timestamptz[],
                      $7::text[], $8::text[], $9::bigint[], $10::bigint[], $11::text[], $12::text[], $13::timestamptz[],
@@ -70,14 +72,17 @@ impl Store {
                          late_by_ms, response, status, execute_at, due_at, next_run, next_attempt, attempts_allowed)
              ), settled as (
                  update timers t
-                 set status = case when t.ends and outcome.status = 'pending' then 'canceled' else outcome.status end,
+                 set status = case when outcome.next_run > outcome.run then coalesce(t.after_run, outcome.status)
+                         else outcome.status end,
+                     after_run = case when outcome.next_run > outcome.run then null else t.after_run end,
                      last_error = outcome.error, executed_at = outcome.ended_at, late_by_ms = outcome.late_by_ms,
                      execute_at = outcome.execute_at, due_at = outcome.due_at, run = outcome.next_run,
                      attempt = outcome.next_attempt, attempts_allowed = outcome.attempts_allowed, owner = null,
                      claim_until = null, response = coalesce(outcome.response::json, t.response),
                      updated_at = clock_timestamp()
                  from outcome
-                 where t.id = outcome.id and t.status = 'executing' and t.claim = outcome.claim
+                 where t.id = outcome.id and t.claim = outcome.claim
+                     and (t.status = 'executing' or t.status in ('failed', 'pending') and t.last_error = $18)
                  returning t.id, t.claim, t.status
              ), history as (
                  insert into timer_attempts
@@ -85,14 +90,16 @@ impl Store {
                  select outcome.id, run, attempt, started_at, ended_at, outcome.outcome, error, attempt_late_by_ms,
                      response::json
                  from outcome join settled on settled.id = outcome.id
-                 on conflict do nothing
+                 on conflict (timer_id, run, attempt) do update
+                 set ended_at = excluded.ended_at, status = excluded.status, error = excluded.error,
+                     response = excluded.response
              )
              select id, claim, status from settled
              union all
              -- Written by an attempt of this same statement whose answer was lost.
              select t.id, t.claim, t.status
              from timers t join outcome on t.id = outcome.id and t.claim = outcome.claim
-             where t.status <> 'executing' and t.executed_at = outcome.ended_at",
+             where t.executed_at = outcome.ended_at and not (t.status = 'executing' or t.last_error is not distinct from $18)",
         )
         .bind(column(settlements, |one| one.id))
         .bind(column(settlements, |one| one.claim))
@@ -111,8 +118,9 @@ impl Store {
         .bind(column(settlements, |one| one.next_run))
         .bind(column(settlements, |one| one.next_attempt))
         .bind(column(settlements, |one| one.attempts_allowed))
-        .fetch_all(&self.pool)
-        .await?;
+        .bind(UNKNOWN)
+        .fetch_all(&self.pool);
+        let rows = bounded(rows).await?;
         let settled = |(id, claim, status): (Uuid, Uuid, String)| {
             let status = status.parse().map_err(|error: String| sqlx::Error::Decode(Error::internal(error).into()))?;
             Ok(Settled { id, claim, status })

@@ -29,12 +29,17 @@ impl Servers {
 
     /// Ones that a test has for itself and may kill.
     pub async fn start(name: &str) -> Self {
+        Self::start_with(name, Durability::Fast).await
+    }
+
+    /// The same, of which a crash may cost something or nothing.
+    pub async fn start_with(name: &str, durability: Durability) -> Self {
         let folder = folder().join(name);
         let ports = (free_port(0, "").unwrap(), free_port(0, "").unwrap());
         let (nats_folder, postgres_folder, accounts) = (folder.join("nats"), folder.join("postgres"), accounts());
         let (nats, postgres) = tokio::join!(
             NatsServer::start(&nats_folder, ports.0, &accounts),
-            Postgres::start(&postgres_folder, ports.1, "a-password", Durability::Fast),
+            Postgres::start(&postgres_folder, ports.1, "a-password", durability),
         );
         Self { nats: nats.unwrap(), postgres: postgres.unwrap(), taken: AtomicUsize::new(0) }
     }
