@@ -276,6 +276,26 @@ pub struct ChangedTimer {
     pub expect: Option<Expect>,
 }
 
+impl ChangedTimer {
+    /// A change that changes nothing yet.
+    pub fn of(id: Id) -> Self {
+        Self {
+            id,
+            execute_at: None,
+            execute_in: None,
+            timezone: None,
+            callback: None,
+            metadata: None,
+            retry: None,
+            recurrence: None,
+            on_late: None,
+            max_lateness: None,
+            capture_response: None,
+            expect: None,
+        }
+    }
+}
+
 /// Where to and what.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]

@@ -11,6 +11,7 @@ mod remote;
 mod serve;
 mod stage;
 mod streams;
+mod timer;
 mod up;
 
 use std::{fmt, io::Write, path::PathBuf, process::ExitCode};
@@ -61,6 +62,8 @@ enum Command {
     Noid(remote::Verbs<noid::Verb>),
     /// Allocate stages, and look after the props and acts inside them.
     Stage(remote::Verbs<stage::Verb>),
+    /// Set timers, look after them, and watch them fire.
+    Timer(timer::TimerOptions),
     /// Send one request over NATS and print the reply.
     Call(call::Options),
 }
@@ -100,6 +103,15 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     print(serde_json::to_string(value)?)
 }
 
+/// Prints an answer as JSON, or as people read it.
+fn show<T: serde::Serialize>(
+    json: bool,
+    answer: &T,
+    print: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if json { print_json(answer) } else { print() }
+}
+
 /// Prints a name and a value, below each other's.
 fn print_row(name: &str, value: &dyn fmt::Display) -> Result<(), Failure> {
     print(format_args!("{name:<12}{value}"))
@@ -122,6 +134,7 @@ impl Cli {
             Command::Bench(options) => bench::run(options).await,
             Command::Noid(options) => options.run(&config, noid::converse).await,
             Command::Stage(options) => options.run(&config, stage::converse).await,
+            Command::Timer(options) => options.run(&config).await,
             Command::Call(options) => call::run(&config, options).await,
         }
     }

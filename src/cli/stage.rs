@@ -3,10 +3,9 @@
 use std::{fmt, str::FromStr};
 
 use clap::Subcommand;
-use serde::Serialize;
 use uuid::Uuid;
 
-use super::{Failure, print, print_json, print_row};
+use super::{Failure, print, print_row, show};
 use crate::{
     api::{
         Context, Name, NoParameters,
@@ -170,10 +169,6 @@ fn name(stage: i32) -> Result<Name, Failure> {
 
 fn keyed(stage: i32, states: &[PropState]) -> TargetPropStates {
     states.iter().map(|PropState { prop, state }| (Key::of_prop(stage, *prop), *state)).collect()
-}
-
-fn show<T: Serialize>(json: bool, answer: &T, print: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-    if json { print_json(answer) } else { print() }
 }
 
 fn show_prop(json: bool, prop: &Prop) -> Result<(), Failure> {

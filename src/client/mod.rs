@@ -92,6 +92,16 @@ impl Client {
         Ok(answer)
     }
 
+    /// The events of a pattern, such as `timer.acme.>`, from now on.
+    pub async fn follow(&self, what: &str) -> Result<async_nats::Subscriber> {
+        let unheard = |error: async_nats::Error| Error::unavailable("events can't be heard").source(error);
+        let subject = format!("{}.event.{what}", self.prefix);
+        let events = self.nats.subscribe(subject).await.map_err(|error| unheard(error.into()))?;
+        // Before the server knows of it, events would go by.
+        jetstream::round_trip(&self.nats).await.map_err(unheard)?;
+        Ok(events)
+    }
+
     /// Sends a request of any kind; an error reply becomes an [`Error`].
     pub async fn request(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<bytes::Bytes> {
         Ok(self.ask(subject, headers, body).await?.payload)

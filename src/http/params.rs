@@ -303,6 +303,22 @@ mod tests {
     }
 
     #[test]
+    fn members_of_an_object_are_parameters_with_a_dot() {
+        #[derive(Debug, PartialEq, Deserialize)]
+        struct Filter {
+            metadata: std::collections::BTreeMap<String, String>,
+        }
+        let mut params = Params::default();
+        params.add_query("metadata.a=1&metadata.b.c=d+e").unwrap();
+        let expected = [("a", "1"), ("b.c", "d e")].map(|(name, text)| (name.to_owned(), text.to_owned())).into();
+        assert_eq!(params.request::<Filter>().unwrap(), Filter { metadata: expected });
+        assert!(params.add_query("metadata.a=2").unwrap_err().message.contains("metadata.a: is given twice"));
+        assert!(parse("size.x=1", "").unwrap_err().message.contains("size"));
+        let flood: String = (0..1000).map(|index| format!("m.{index}&")).collect();
+        assert!(params.add_query(&flood).unwrap_err().message.contains("more than 64"));
+    }
+
+    #[test]
     fn a_flood_of_parameters_is_refused_before_it_costs_anything() {
         let flood: String = (0..200_000).map(|index| format!("{index}&")).collect();
         let urlencoded = Some("application/x-www-form-urlencoded");

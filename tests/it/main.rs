@@ -25,6 +25,7 @@ mod start;
 mod streams;
 mod surfaces;
 mod timer_callbacks;
+mod timer_command;
 mod timer_extras;
 mod timer_promises;
 mod timers;

@@ -256,6 +256,24 @@ async fn an_idempotency_key_stands_for_one_timer_of_its_tenant() {
     assert_eq!(results[2]["id"], results[3]["id"]);
 }
 
+#[tokio::test]
+async fn a_repeat_that_comes_when_the_time_has_passed_finds_its_timer() {
+    let deployment = Deployment::new().await;
+    let clock = Clock::manual(time("2099-01-01T00:00:00Z"));
+    let http = deployment.serve_by(&clock).await.http().key(API_KEY);
+    let timer = json!({ "execute_at": "2099-01-01T00:00:10Z", "callback": { "type": "nats", "topic": "a.b" },
+        "idempotency_key": "once" });
+    let made = set(&http, timer.clone()).await;
+    clock.set(time("2099-01-01T00:01:00Z"));
+    let again = http.post("/timers", timer.clone()).await;
+    assert_eq!((again.status, &again.json()["data"]["id"]), (200, &made["id"]), "{}", again.text);
+    let bulk = http.post("/timers/bulk", json!({ "timers": [timer] })).await;
+    assert_eq!(bulk.json()["data"]["results"][0]["id"], made["id"], "{}", bulk.text);
+    let mut other = timer.clone();
+    other["metadata"] = json!(1);
+    assert_eq!(http.post("/timers", other).await.json()["message"], "execute_at must be in the future");
+}
+
 /// A caller of another tenant.
 async fn tenant(http: &Http, tenant: &str, roles: &[&str]) -> Http {
     let made = http.clone().admin().post("/v1/admin/keys", json!({ "tenant": tenant, "roles": roles })).await;

@@ -324,3 +324,114 @@ async fn one_slow_receiver_delays_nobody_else() {
     assert!(slow.received().len() <= 2, "{} at once", slow.received().len());
     slow.has(6).await;
 }
+
+#[tokio::test]
+async fn timers_that_are_changed_leave_no_room_behind() {
+    let deployment = Deployment::new().await;
+    let running = deployment
+        .serve_with(|config| {
+            soon(config);
+            config.timers.concurrency_per_destination = 2;
+        })
+        .await;
+    let http = running.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    let due = Utc::now() + TimeDelta::seconds(2);
+    let ids = set_all(&http, (0..40).map(|number| numbered(&receiver, due, number)).collect()).await;
+    // Each now waits twice, and is asked for twice.
+    for id in &ids {
+        let moved = json!({ "execute_at": due - TimeDelta::milliseconds(1) });
+        assert_eq!(crate::timers::put(&http, &format!("/timers/{id}"), moved).await.0, 200);
+    }
+    receiver.has(40).await;
+    let more = set_all(
+        &http,
+        (0..40).map(|number| numbered(&receiver, Utc::now() + TimeDelta::milliseconds(500), number)).collect(),
+    );
+    assert_eq!(more.await.len(), 40);
+    receiver.has(80).await;
+    running.stop().await;
+    assert_eq!(receiver.received().len(), 80);
+}
+
+#[tokio::test]
+async fn changes_that_race_the_runs_of_a_recurring_timer_neither_lose_nor_add_one() {
+    let deployment = Deployment::new().await;
+    let (one, two) = tokio::join!(deployment.serve_with(soon), deployment.serve_with(soon));
+    let receiver = Receiver::start().await;
+    let due = Utc::now() + TimeDelta::milliseconds(500);
+    let recurring =
+        json!({ "execute_at": due, "callback": to(&receiver, "x"), "recurrence": { "every": "1s", "count": 4 } });
+    let timer = set(&one.http().key(API_KEY), recurring).await;
+    let path = format!("/timers/{}", timer["id"].as_str().unwrap());
+    let hammer = async |http: Http| {
+        while receiver.received().len() < 4 {
+            let (status, answer) = crate::timers::put(&http, &path, json!({ "metadata": { "a": 1 } })).await;
+            assert!(matches!(status, 200 | 400 | 409), "{answer}");
+        }
+    };
+    tokio::join!(hammer(one.http().key(API_KEY)), hammer(two.http().key(API_KEY)));
+    until(&one.http().key(API_KEY), &timer["id"], "completed").await;
+    one.stop().await;
+    two.stop().await;
+    let runs: Vec<String> = receiver.received().iter().map(|one| one.header("webhook-id").to_owned()).collect();
+    let expected: Vec<String> = (1..=4).map(|run| format!("{}.{run}", timer["id"].as_str().unwrap())).collect();
+    assert_eq!(runs, expected);
+    for (run, received) in receiver.received().iter().enumerate() {
+        assert!(received.at >= due + TimeDelta::seconds(run as i64), "run {run} was early");
+    }
+}
+
+#[tokio::test]
+async fn what_is_known_after_all_wins_over_what_was_not() {
+    let deployment = Deployment::new().await;
+    let running = deployment
+        .serve_with(|config| {
+            soon(config);
+            config.timers.sweep_interval = Duration::from_secs(1);
+        })
+        .await;
+    let http = running.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    receiver.answer([Answering { after: Duration::from_secs(4), ..Answering::status(200) }]);
+    let timer = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "x") })).await;
+    receiver.has(1).await;
+    until(&http, &timer["id"], "executing").await;
+    // As if PostgreSQL had been away for longer than the claim lasts.
+    let expire = sqlx::query("update timers set claim_until = now() - interval '1 second'");
+    expire.execute(&deployment.database().await).await.unwrap();
+    let failed = until(&http, &timer["id"], "failed").await;
+    assert!(failed["last_error"].as_str().unwrap().starts_with("outcome unknown"), "{failed}");
+    let done = until(&http, &timer["id"], "completed").await;
+    assert_eq!((&done["last_error"], &done["attempts"]), (&Value::Null, &json!(1)));
+    let attempts = http.data(&format!("/timers/{}/attempts", timer["id"].as_str().unwrap())).await["attempts"].clone();
+    assert_eq!((attempts.as_array().unwrap().len(), &attempts[0]["status"]), (1, &json!("completed")));
+}
+
+#[tokio::test]
+async fn a_broken_row_and_an_answer_that_can_not_be_kept_harm_nobody_else() {
+    let deployment = Deployment::new().await;
+    let http = deployment.serve_with(soon).await.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    let due = Utc::now() + TimeDelta::seconds(1);
+    let ids = set_all(&http, (0..3).map(|number| numbered(&receiver, due, number)).collect()).await;
+    let broken = sqlx::query(r#"update timers set options = '{"retry": 5}' where id = $1::uuid"#).bind(&ids[1]);
+    broken.execute(&deployment.database().await).await.unwrap();
+    receiver.has(2).await;
+    for id in [&ids[0], &ids[2]] {
+        until(&http, &json!(id), "completed").await;
+    }
+    let status = async || -> String {
+        let status = sqlx::query_scalar("select status from timers where id = $1::uuid").bind(&ids[1]);
+        status.fetch_one(&deployment.database().await).await.unwrap()
+    };
+    eventually("the broken one has failed", async || (status().await == "failed").then_some(())).await;
+
+    receiver.answer([Answering { body: r#"{"\u0000": 1}"#.into(), ..Answering::status(200) }]);
+    let strict = json!({ "schema": { "additionalProperties": false } });
+    let timer = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "x"), "expect": strict })).await;
+    let failed = until(&http, &timer["id"], "failed").await;
+    assert!(failed["last_error"].as_str().unwrap().contains("expect.schema"), "{failed}");
+    let timer = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "x") })).await;
+    until(&http, &timer["id"], "completed").await;
+}

@@ -2,14 +2,19 @@
 //! no name can lead to our neighbours, whatever it resolved to a moment before.
 
 use std::{
+    collections::HashMap,
     future::Future,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     task::{Context, Poll},
 };
 
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
@@ -20,11 +25,44 @@ use tower_service::Service;
 #[derive(Clone)]
 pub struct Guarded {
     allowed: Arc<[IpNet]>,
+    lookups: Arc<Lookups>,
+}
+
+/// Names that are being looked up. The system does that on threads of which there are not many, so all who wait for a name
+/// share one: a name that is slow to resolve holds up nobody but those who call it.
+#[derive(Default)]
+struct Lookups(Mutex<HashMap<(String, u16), Lookup>>);
+
+type Lookup = Shared<BoxFuture<'static, Result<Arc<[SocketAddr]>, Arc<str>>>>;
+
+impl Lookups {
+    async fn addresses(&self, host: &str, port: u16) -> Result<Arc<[SocketAddr]>, Arc<str>> {
+        let name = (host.to_owned(), port);
+        let lookup = {
+            let mut under_way = self.0.lock().expect("no panic while names are held");
+            let begin = || look_up(name.clone()).boxed().shared();
+            under_way.entry(name.clone()).or_insert_with(begin).clone()
+        };
+        let found = lookup.clone().await;
+        // Whoever comes later asks anew: names change.
+        let mut under_way = self.0.lock().expect("no panic while names are held");
+        if under_way.get(&name).is_some_and(|known| known.ptr_eq(&lookup)) {
+            under_way.remove(&name);
+        }
+        found
+    }
+}
+
+async fn look_up((host, port): (String, u16)) -> Result<Arc<[SocketAddr]>, Arc<str>> {
+    match lookup_host((host.as_str(), port)).await {
+        Ok(found) => Ok(found.collect()),
+        Err(error) => Err(error.to_string().into()),
+    }
 }
 
 impl Guarded {
     pub fn new(allowed: &[IpNet]) -> Self {
-        Self { allowed: allowed.into() }
+        Self { allowed: allowed.into(), lookups: Arc::default() }
     }
 
     fn admits(&self, address: IpAddr) -> bool {
@@ -36,7 +74,7 @@ impl Guarded {
         let host = uri.host().ok_or_else(|| io::Error::other("the URL has no host"))?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
-        let found: Vec<SocketAddr> = lookup_host((bare, port)).await?.collect();
+        let found = self.lookups.addresses(bare, port).await.map_err(|problem| io::Error::other(&*problem))?;
         let admitted = found.iter().filter(|address| self.admits(address.ip()));
         // Where the name leads is nobody's business.
         let refused = format!("{host} has no public address, and none that timers.allow_networks opens");
