@@ -98,7 +98,7 @@ impl Client {
         let subject = format!("{}.event.{what}", self.prefix);
         let events = self.nats.subscribe(subject).await.map_err(|error| unheard(error.into()))?;
         // Before the server knows of it, events would go by.
-        jetstream::round_trip(&self.nats).await.map_err(unheard)?;
+        self.nats.flush().await.map_err(|error| unheard(error.into()))?;
         Ok(events)
     }
 

@@ -173,6 +173,10 @@ async fn nats_permissions_keep_tenants_to_themselves() {
     let prop = json!({"path": "/Game/A"}).to_string();
     let prop = acme.request(format!("tm.stage.prop-register.{}", stage["stage_id"]), prop.into()).await.unwrap();
     assert!(prop.headers.is_none(), "{prop:?}");
+    // Timers are the tenant's own.
+    let timer = json!({"execute_in": "1h", "callback": {"type": "nats", "topic": "a.b"}}).to_string();
+    let timer = acme.request("tm.timer.create.acme", timer.into()).await.unwrap();
+    assert!(timer.headers.is_none(), "{timer:?}");
     acme.publish("usage.acme.gateway", "{}".into()).await.unwrap();
     refused.none(&acme, "tm.id.increment.nats").await;
 
@@ -188,6 +192,9 @@ async fn nats_permissions_keep_tenants_to_themselves() {
         "$JS.API.STREAM.INFO.KV_tm_counters",
         "$KV.tm_stage_contents.1",
         "tm_stages.allocated",
+        "tm.timer.create.default",
+        "tm.timer.get-secrets.glo-bex",
+        "tm_timers.wake.1",
         "tm_stage_limits.v4-127-0-0-1",
         "orders.new",
     ] {

@@ -29,14 +29,20 @@ async fn drift_is_shown_mended_where_nothing_is_lost_and_explained_where_somethi
     config.max_messages_per_subject = 20_000;
     jetstream.update_stream(config).await.unwrap();
 
+    // And a consumer is gone.
+    jetstream.delete_consumer_from_stream("scheduler", "tm_TIMERS").await.unwrap();
+
     let (code, out, _) = tidemark(&["streams", "diff"], environment()).await;
     assert_eq!(code, Some(1));
+    assert!(out.contains("tm_TIMERS: consumer scheduler, durable_name is null"), "{out}");
     assert!(out.contains("KV_tm_counters: description is \"mine\""), "{out}");
     assert!(out.contains("max_msgs_per_subject is 20000, declared is 10000, not applied"), "{out}");
 
     let (code, out, err) = tidemark(&["streams", "apply"], environment()).await;
     assert_eq!(code, Some(1), "what would lose data remains");
     assert!(out.contains("description changed") && err.contains("would lose data"), "{out}{err}");
+    let stream = jetstream.get_stream("tm_TIMERS").await.unwrap();
+    assert_eq!(stream.consumer_info("scheduler").await.unwrap().config.ack_wait, Duration::from_secs(5));
     let live = jetstream.get_stream("KV_tm_counters").await.unwrap().cached_info().config.clone();
     assert_eq!(
         (live.description.as_deref(), live.max_messages_per_subject),

@@ -17,7 +17,7 @@ async fn every_surface_speaks_its_own_dialect() {
 
     let ids = caller.get("/v1/id/nothing").await;
     assert_eq!((ids.status, &ids.json()["code"], &ids.json()["data"]), (404, &json!(3001), &json!(null)));
-    let timers = caller.get("/timers/x").await;
+    let timers = caller.get("/timers/x/y").await;
     assert_eq!((timers.status, &timers.json()["code"], &timers.json()["data"]), (404, &json!(3), &json!(null)));
     let stages = stranger.get("/stages/x/y").await;
     assert_eq!((stages.status, &*stages.text), (404, r#"{"error":"there is nothing at GET /stages/x/y"}"#));

@@ -97,14 +97,14 @@ async fn a_cancel_that_races_the_fire_is_answered_truly() {
     let receiver = Receiver::start().await;
     let due = Utc::now() + TimeDelta::seconds(2);
     let timers: Vec<Value> =
-        (0..1000).map(|number| numbered(&receiver, due + TimeDelta::milliseconds(number as i64 / 2), number)).collect();
+        (0..1000).map(|number| numbered(&receiver, due + TimeDelta::milliseconds(4 * number as i64), number)).collect();
     let ids = set_all(&http, timers).await;
     let callers = [one.http().key(API_KEY), two.http().key(API_KEY)];
     let cancel = |(number, id): (usize, &String)| {
         let (http, path) = (callers[number % 2].clone(), format!("/timers/{id}"));
         async move {
             // Around the very moment at which it is due.
-            let moment = due + TimeDelta::milliseconds(number as i64 / 2 + rand::random_range(-3..=4));
+            let moment = due + TimeDelta::milliseconds(4 * number as i64 + rand::random_range(-8..=4));
             tokio::time::sleep((moment - Utc::now()).to_std().unwrap_or_default()).await;
             let answer = http.delete(&path).await;
             match answer.status {

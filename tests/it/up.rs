@@ -44,7 +44,15 @@ async fn a_second_up_finds_its_data_again() {
     assert_eq!(code, Some(0), "{printed}");
 
     let mut second = UpInstance::start(data.clone()).await;
-    for same in ["TIDEMARK_ADMIN_TOKEN", "TIDEMARK_API_KEY", "TIDEMARK_API_KEY_ACME"] {
+    let secrets = ["TIDEMARK_WEBHOOK_SECRET", "TIDEMARK_WEBHOOK_SECRET_ACME"].map(|name| &first.env[name]);
+    assert!(secrets[0] != secrets[1] && secrets.iter().all(|secret| secret.starts_with("whsec_")), "{secrets:?}");
+    for same in [
+        "TIDEMARK_ADMIN_TOKEN",
+        "TIDEMARK_API_KEY",
+        "TIDEMARK_API_KEY_ACME",
+        "TIDEMARK_WEBHOOK_SECRET",
+        "TIDEMARK_WEBHOOK_SECRET_ACME",
+    ] {
         assert_eq!(second.env[same], first.env[same], "{same}");
     }
     let revoked = second.http().key(&second.env["TIDEMARK_API_KEY_GLO_BEX"]);
