@@ -2,35 +2,51 @@
 
 use std::sync::{Arc, Mutex};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 
-/// Cheap to clone. The system's clock, or one that a test moves by hand.
+/// Cheap to clone. The system's clock, or one that a test moves by hand or sets wrong.
 #[derive(Clone, Default)]
-pub struct Clock(Option<Arc<Mutex<DateTime<Utc>>>>);
+pub struct Clock(Kind);
+
+#[derive(Clone, Default)]
+enum Kind {
+    #[default]
+    System,
+    Manual(Arc<Mutex<DateTime<Utc>>>),
+    Wrong(TimeDelta),
+}
 
 impl Clock {
     pub fn system() -> Self {
-        Self(None)
+        Self::default()
     }
 
     /// A clock that stands still until [`Clock::set`].
     pub fn manual(now: DateTime<Utc>) -> Self {
-        Self(Some(Arc::new(Mutex::new(now))))
+        Self(Kind::Manual(Arc::new(Mutex::new(now))))
+    }
+
+    /// A clock that runs, but is ahead of the system's.
+    pub fn ahead(by: TimeDelta) -> Self {
+        Self(Kind::Wrong(by))
     }
 
     pub fn now(&self) -> DateTime<Utc> {
         match &self.0 {
-            None => Utc::now(),
-            Some(time) => *time.lock().expect("no panic while the clock is held"),
+            Kind::System => Utc::now(),
+            Kind::Manual(time) => *time.lock().expect(UNBROKEN),
+            Kind::Wrong(by) => Utc::now() + *by,
         }
     }
 
     /// Moves a manual clock and every clone of it.
     ///
     /// # Panics
-    /// On the system's clock, which is not ours to move.
+    /// On a clock that is not ours to move.
     pub fn set(&self, now: DateTime<Utc>) {
-        let time = self.0.as_ref().expect("only a manual clock can be set");
-        *time.lock().expect("no panic while the clock is held") = now;
+        let Kind::Manual(time) = &self.0 else { panic!("only a manual clock can be set") };
+        *time.lock().expect(UNBROKEN) = now;
     }
 }
+
+const UNBROKEN: &str = "no panic while the clock is held";

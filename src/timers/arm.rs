@@ -106,7 +106,7 @@ impl Armer {
     /// Whether something is still wanted. A second that has passed is the sweep's.
     fn forget_past(&self) -> bool {
         let mut known = self.seconds.lock().expect(UNBROKEN);
-        known.wanted = known.wanted.split_off(&Utc::now().timestamp());
+        known.wanted = known.wanted.split_off(&(Utc::now().timestamp() - FIRM));
         !known.wanted.is_empty()
     }
 

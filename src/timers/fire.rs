@@ -104,7 +104,7 @@ impl Firing {
         let claim = Uuid::new_v4();
         let mut pause = Duration::from_millis(50);
         let (before, claims) = loop {
-            let before = Utc::now();
+            let before = self.scheduler.own_time();
             match self.store.claim(&ids, &self.owner, claim, self.callback_timeout * LASTS).await {
                 Ok(claims) => break (before, claims),
                 Err(error) => tracing::warn!(%error, count = ids.len(), "due timers wait for PostgreSQL"),
@@ -117,7 +117,7 @@ impl Firing {
         };
         let since = Instant::now();
         if let Some(theirs) = claims.now.or_else(|| claims.claimed.first().map(|timer| timer.claimed_at)) {
-            self.scheduler.compare_clocks(before, theirs, Utc::now());
+            self.scheduler.compare_clocks(before, theirs);
         }
         self.scheduler.hold(claims.early);
         let mut claimed: HashMap<Uuid, Claimed> = claims.claimed.into_iter().map(|timer| (timer.id, timer)).collect();

@@ -16,6 +16,7 @@ use super::{
     queue::Queue,
     store::Entry,
 };
+use crate::clock::Clock;
 
 pub struct Scheduler {
     queue: Mutex<Queue>,
@@ -25,6 +26,7 @@ pub struct Scheduler {
     near_window: TimeDelta,
     /// How far our clock is ahead of PostgreSQL's, which decides.
     ahead: Mutex<TimeDelta>,
+    clock: Clock,
 }
 
 /// Clocks that move apart by more are worth a word.
@@ -44,13 +46,14 @@ impl Drop for Slot {
 }
 
 impl Scheduler {
-    pub fn new(armer: Arc<Armer>, queue: Queue, near_window: Duration) -> Self {
+    pub fn new(armer: Arc<Armer>, queue: Queue, near_window: Duration, clock: Clock) -> Self {
         Self {
             queue: Mutex::new(queue),
             changed: Notify::new(),
             armer,
             near_window: TimeDelta::from_std(near_window).unwrap_or(TimeDelta::MAX),
             ahead: Mutex::default(),
+            clock,
         }
     }
 
@@ -106,13 +109,19 @@ impl Scheduler {
         }
     }
 
+    /// By our own clock, whatever PostgreSQL's says.
+    pub fn own_time(&self) -> DateTime<Utc> {
+        self.clock.now()
+    }
+
     pub fn under_way(&self) -> usize {
         self.queue().under_way()
     }
 
-    /// PostgreSQL's clock showed `theirs` at some moment between two of ours. What we know of the difference is moved no
-    /// farther than that proves.
-    pub fn compare_clocks(&self, before: DateTime<Utc>, theirs: DateTime<Utc>, after: DateTime<Utc>) {
+    /// PostgreSQL's clock showed `theirs` at some moment between `before` and now, which are by our own. What we know of the
+    /// difference is moved no farther than that proves.
+    pub fn compare_clocks(&self, before: DateTime<Utc>, theirs: DateTime<Utc>) {
+        let after = self.clock.now();
         let mut ahead = self.ahead.lock().expect(UNBROKEN);
         let proven = (*ahead).clamp((before - theirs).min(after - theirs), after - theirs);
         if (proven - *ahead).abs() > NOTABLE {
@@ -125,8 +134,8 @@ impl Scheduler {
     }
 
     /// The time by PostgreSQL's clock, as far as we know it.
-    fn now(&self) -> DateTime<Utc> {
-        Utc::now() - *self.ahead.lock().expect(UNBROKEN)
+    pub fn now(&self) -> DateTime<Utc> {
+        self.clock.now() - *self.ahead.lock().expect(UNBROKEN)
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use chrono::{TimeDelta, Utc};
+use chrono::TimeDelta;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -80,7 +80,7 @@ impl Sweeper {
         if !alone {
             return Ok(());
         }
-        let now = Utc::now();
+        let now = self.scheduler.now();
         // What the process that claimed it still knows, it may still say.
         for timer in self.store.abandoned(MOST_ABANDONED).await? {
             tracing::warn!(timer = %timer.id, tenant = %timer.tenant, "a process left this timer while it called back");

@@ -6,7 +6,7 @@ use async_nats::jetstream::{
     AckKind, Context, Message,
     consumer::{Consumer, pull},
 };
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta};
 use futures::StreamExt;
 use tokio::time::sleep;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -71,7 +71,7 @@ impl Waking {
                 return acknowledge(&message, AckKind::Nak(Some(Duration::from_secs(1)))).await;
             }
         }
-        let rest = (end - Utc::now()).to_std().unwrap_or_default();
+        let rest = (end - self.scheduler.now()).to_std().unwrap_or_default();
         let kind = tokio::select! {
             () = sleep(rest) => AckKind::Ack,
             // Somebody else shall be woken.

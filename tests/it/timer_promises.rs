@@ -9,12 +9,14 @@ use chrono::{DateTime, TimeDelta, Utc};
 use futures::future::join_all;
 use serde_json::{Value, json};
 use tidemark::{
+    clock::Clock,
     config::{Config, Secret},
     embedded::Durability,
+    server::Server,
 };
 
 use crate::{
-    support::{API_KEY, Answering, Deployment, Http, Proxy, Receiver, Servers, eventually, soon},
+    support::{API_KEY, Answering, Deployment, Http, Proxy, Receiver, Running, Servers, eventually, soon},
     timers::{set, to, until},
 };
 
@@ -434,4 +436,28 @@ async fn a_broken_row_and_an_answer_that_can_not_be_kept_harm_nobody_else() {
     assert!(failed["last_error"].as_str().unwrap().contains("expect.schema"), "{failed}");
     let timer = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "x") })).await;
     until(&http, &timer["id"], "completed").await;
+}
+
+#[tokio::test]
+async fn an_instance_whose_clock_is_wrong_is_neither_early_nor_lost() {
+    let deployment = Deployment::new().await;
+    let skewed = async |ahead: TimeDelta| {
+        let mut config = deployment.config();
+        hasty(&mut config);
+        let mut server = Server::bind(config).await.unwrap();
+        server.clock = Clock::ahead(ahead);
+        Running::start(server).await
+    };
+    let receiver = Receiver::start().await;
+    for (number, ahead) in [TimeDelta::seconds(20), TimeDelta::seconds(-2)].into_iter().enumerate() {
+        // Set by one whose clock is right, and fired by the other.
+        let right = deployment.serve_with(hasty).await;
+        let due = Utc::now() + TimeDelta::seconds(4);
+        set(&right.http().key(API_KEY), numbered(&receiver, due, number)).await;
+        right.stop().await;
+        let wrong = skewed(ahead).await;
+        let received = receiver.has(number + 1).await;
+        assert!(received[number].at >= due, "early by {}", due - received[number].at);
+        wrong.stop().await;
+    }
 }
