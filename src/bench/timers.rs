@@ -28,7 +28,9 @@ pub const ROWS: &[(&str, Measure)] = &[
     ("timers set, in bulk", |ground| set_in_bulk(ground).boxed_local()),
     ("far timers: 1000 a second, p99", |ground| beside_far_timers(ground, Beside::Lateness).boxed_local()),
     ("far timers: 10000 at once, NATS", |ground| beside_far_timers(ground, Beside::AtOnce).boxed_local()),
+    ("far timers: 10000 at once, HTTP", |ground| beside_far_timers(ground, Beside::AtOnceOnHttp).boxed_local()),
     ("far timers: set, 64 in flight", |ground| beside_far_timers(ground, Beside::Set).boxed_local()),
+    ("far timers: set, in bulk", |ground| beside_far_timers(ground, Beside::SetInBulk).boxed_local()),
     ("far timers: memory", |ground| beside_far_timers(ground, Beside::Memory).boxed_local()),
 ];
 
@@ -161,7 +163,9 @@ async fn set_in_bulk(ground: &Ground) -> Measured {
 enum Beside {
     Lateness,
     AtOnce,
+    AtOnceOnHttp,
     Set,
+    SetInBulk,
     Memory,
 }
 
@@ -170,7 +174,9 @@ async fn beside_far_timers(ground: &Ground, what: Beside) -> Measured {
     match what {
         Beside::Lateness => lateness(ground, 0.99, 25.0).await,
         Beside::AtOnce => at_once_on_nats(ground).await,
+        Beside::AtOnceOnHttp => at_once_on_http(ground).await,
         Beside::Set => set_singly(ground).await,
+        Beside::SetInBulk => set_in_bulk(ground).await,
         Beside::Memory => memory(),
     }
 }
