@@ -48,8 +48,6 @@ pub enum ServeError {
     Keys(Error),
     #[error("this instance could not take a number: {0}")]
     Number(Error),
-    #[error("the certificates that callbacks trust could not be read: {0}")]
-    Certificates(std::io::Error),
     #[error("the counters could not begin again: {0}")]
     BeginAgain(Error),
 }
@@ -279,8 +277,7 @@ impl Server {
                     clock: clock.clone(),
                     instance: name,
                 };
-                let started = Timers::start(parts, &self.config, background.clone()).await;
-                let (timers, running) = started.map_err(ServeError::Certificates)?;
+                let (timers, running) = Timers::start(parts, &self.config, background.clone()).await;
                 timers.host(&mut hosted);
                 Some(running)
             }

@@ -100,11 +100,7 @@ pub struct Running {
 
 impl Timers {
     /// Begins to fire what is due, and to take requests.
-    pub async fn start(
-        parts: Parts,
-        config: &Config,
-        stop: CancellationToken,
-    ) -> std::io::Result<(Arc<Self>, Running)> {
+    pub async fn start(parts: Parts, config: &Config, stop: CancellationToken) -> (Arc<Self>, Running) {
         let Parts { database, firing_database, nats, jetstream, registry, events, clock, instance } = parts;
         let (timers, prefix) = (&config.timers, &config.nats.prefix);
         let stop = stop.child_token();
@@ -122,7 +118,7 @@ impl Timers {
         let firing = Firing {
             store: store.clone(),
             scheduler: scheduler.clone(),
-            http: HttpCaller::new(timers, signer.clone())?,
+            http: HttpCaller::new(timers, signer.clone()),
             nats: NatsCaller::new(nats, timers.callback_timeout),
             meters: meters.clone(),
             owner: instance,
@@ -158,7 +154,7 @@ impl Timers {
             expecting.expect(entries);
         });
         let timers = Self { store: requests, inserter, planner, scheduler, signer, rates, events, clock };
-        Ok((Arc::new(timers), Running { stop, tracker, writing, callback_timeout: config.timers.callback_timeout }))
+        (Arc::new(timers), Running { stop, tracker, writing, callback_timeout: config.timers.callback_timeout })
     }
 
     pub fn host(self: &Arc<Self>, hosted: &mut Hosted) {

@@ -193,3 +193,54 @@ async fn what_becomes_of_timers_is_told_and_counted() {
         assert!(metrics.contains(name), "{name}: {metrics}");
     }
 }
+
+#[tokio::test]
+async fn https_callbacks_reach_whom_the_system_trusts_and_nobody_else() {
+    let deployment = Deployment::new().await;
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (made.cert.der().clone(), made.signing_key.serialize_der());
+    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+    let tls = tokio_rustls::rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key.try_into().unwrap())
+        .unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://localhost:{}/x", listener.local_addr().unwrap().port());
+    // What is inside the encryption goes to a receiver as we have it elsewhere.
+    let receiver = Receiver::start().await;
+    let inside = receiver.url.strip_prefix("http://").unwrap().to_owned();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, inside) = (acceptor.clone(), inside.clone());
+            tokio::spawn(async move {
+                let mut encrypted = acceptor.accept(stream).await?;
+                let mut plain = tokio::net::TcpStream::connect(inside).await?;
+                tokio::io::copy_bidirectional(&mut encrypted, &mut plain).await
+            });
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let trusted = folder.path().join("ca.pem");
+    std::fs::write(&trusted, made.cert.pem()).unwrap();
+    for (trusts, status) in [(true, "completed"), (false, "failed")] {
+        let mut environment = deployment.environment();
+        environment.insert("TIDEMARK__TIMERS__MIN_DELAY".into(), "0s".into());
+        environment.insert("TIDEMARK__TIMERS__ALLOW_NETWORKS".into(), "127.0.0.0/8,::1".into());
+        if trusts {
+            environment.insert("SSL_CERT_FILE".into(), trusted.to_str().unwrap().into());
+        }
+        let mut process = crate::support::Process::spawn(&["serve"], environment);
+        process.is_ready().await;
+        let http = process.http().await.key(API_KEY);
+        let timer =
+            set(&http, json!({ "execute_in": "5ms", "callback": { "type": "http", "url": url, "payload": 1 } })).await;
+        let timer = until(&http, &timer["id"], status).await;
+        let expected =
+            if trusts { Value::Null } else { json!("connection failed: invalid peer certificate: UnknownIssuer") };
+        assert_eq!(timer["last_error"], expected, "{timer}");
+    }
+    assert_eq!(receiver.received().len(), 1);
+}

@@ -461,3 +461,25 @@ async fn an_instance_whose_clock_is_wrong_is_neither_early_nor_lost() {
         wrong.stop().await;
     }
 }
+
+#[tokio::test]
+async fn far_timers_are_armed_when_they_come_near() {
+    let deployment = Deployment::new().await;
+    let running = deployment
+        .serve_with(|config| {
+            hasty(config);
+            config.timers.near_window = Duration::from_secs(2);
+        })
+        .await;
+    let receiver = Receiver::start().await;
+    let due = Utc::now() + TimeDelta::seconds(9);
+    let timer = set(&running.http().key(API_KEY), numbered(&receiver, due, 1)).await;
+    let jetstream = async_nats::jetstream::new(deployment.nats().await);
+    let stream = jetstream.get_stream("tm_TIMERS").await.unwrap();
+    let second = format!("tm_timers.arm.{}", due.timestamp());
+    assert!(stream.get_last_raw_message_by_subject(&second).await.is_err(), "a far timer costs JetStream nothing");
+    eventually("its second is armed", async || stream.get_last_raw_message_by_subject(&second).await.ok()).await;
+    assert!(Utc::now() < due);
+    receiver.has(1).await;
+    until(&running.http().key(API_KEY), &timer["id"], "completed").await;
+}

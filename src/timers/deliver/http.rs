@@ -1,17 +1,18 @@
 //! HTTP callbacks: one POST over a pooled connection.
 
-use std::{collections::BTreeMap, error::Error as StdError, time::Duration};
+use std::{collections::BTreeMap, error::Error as StdError, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use chrono::{DateTime, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::Client,
     rt::{TokioExecutor, TokioTimer},
 };
+use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
 use url::Url;
 
@@ -42,14 +43,14 @@ const IDLE: Duration = Duration::from_secs(4);
 
 pub struct HttpCaller {
     client: Client<HttpsConnector<Guarded>, Full<Bytes>>,
-    signer: std::sync::Arc<Signer>,
+    signer: Arc<Signer>,
     limit: Duration,
 }
 
 impl HttpCaller {
-    pub fn new(timers: &config::Timers, signer: std::sync::Arc<Signer>) -> std::io::Result<Self> {
+    pub fn new(timers: &config::Timers, signer: Arc<Signer>) -> Self {
         let connector = HttpsConnectorBuilder::new()
-            .with_native_roots()?
+            .with_tls_config(tls())
             .https_or_http()
             .enable_http1()
             .wrap_connector(Guarded::new(&timers.allow_networks));
@@ -58,7 +59,7 @@ impl HttpCaller {
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(timers.concurrency_per_destination)
             .build(connector);
-        Ok(Self { client, signer, limit: timers.callback_timeout })
+        Self { client, signer, limit: timers.callback_timeout }
     }
 
     /// Calls back. `now` is the moment that is signed.
@@ -154,6 +155,17 @@ impl HttpCaller {
         }
         Report { error: error.as_deref().map(super::kept), retry_after, response: captured }
     }
+}
+
+/// Trusts whom the system trusts (`SSL_CERT_FILE` names others). A system that trusts nobody still calls back over HTTP.
+fn tls() -> ClientConfig {
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().expect("the provider has the usual versions");
+    let trusting = builder.clone().with_native_roots().map(|trusting| trusting.with_no_client_auth());
+    trusting.unwrap_or_else(|error| {
+        tracing::warn!(%error, "no certificates are trusted: HTTPS callbacks will fail");
+        builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
+    })
 }
 
 /// The body up to a limit, and whether there was more.
