@@ -31,6 +31,14 @@ impl Clock {
         Self(Kind::Wrong(by))
     }
 
+    /// The same clock if it runs; the system's for one that stands still, which would wait for ever.
+    pub fn running(&self) -> Self {
+        match &self.0 {
+            Kind::Manual(_) => Self::system(),
+            Kind::System | Kind::Wrong(_) => self.clone(),
+        }
+    }
+
     pub fn now(&self) -> DateTime<Utc> {
         match &self.0 {
             Kind::System => Utc::now(),

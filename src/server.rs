@@ -80,7 +80,8 @@ pub struct Server {
 
 /// What runs once the servers are found.
 struct Running {
-    nats: async_nats::Client,
+    /// For requests, and for the stores.
+    connections: [async_nats::Client; 2],
     services: nats::Services,
     ids: Option<Arc<Ids>>,
     timers: Option<timers::Running>,
@@ -170,7 +171,7 @@ impl Server {
     async fn drain(&self, running: Option<Running>, mut http: JoinSet<std::io::Result<()>>) {
         let limit = self.config.shutdown.drain_timeout;
         let http = timeout(limit, async { while http.join_next().await.is_some() {} });
-        let Some(Running { nats, services, ids, timers, leases }) = running else {
+        let Some(Running { connections, services, ids, timers, leases }) = running else {
             let _ = http.await;
             return;
         };
@@ -188,9 +189,11 @@ impl Server {
         }
         let _ = timeout(limit, self.instance.give_number_back(&leases, &self.clock)).await;
         // The last replies are still in the client's buffer, and closing does not wait for them.
-        let closed = async { nats.flush().await.is_ok() && nats.drain().await.is_ok() };
-        if !timeout(limit, closed).await.unwrap_or(false) {
-            tracing::debug!("the connection to NATS was gone already");
+        for nats in connections {
+            let closed = async { nats.flush().await.is_ok() && nats.drain().await.is_ok() };
+            if !timeout(limit, closed).await.unwrap_or(false) {
+                tracing::debug!("the connection to NATS was gone already");
+            }
         }
         self.database.close().await;
     }
@@ -293,7 +296,7 @@ impl Server {
             limits: Limits::new(&self.config, jetstream, clock.clone()),
         };
         self.app.ready.set(ready).ok();
-        Ok(Running { nats, services, ids, timers, leases })
+        Ok(Running { connections: [nats, store], services, ids, timers, leases })
     }
 
     /// Tries until it works, saying what it waits for. Errors that waiting won't mend end it.

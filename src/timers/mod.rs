@@ -110,7 +110,7 @@ impl Timers {
         let meters = Arc::new(Meters::new());
         let armer = Armer::start(jetstream.client(), prefix.clone(), stop.clone());
         let queue = Queue::new(timers.concurrency, timers.concurrency_per_destination);
-        let scheduler = Arc::new(Scheduler::new(armer.clone(), queue, timers.near_window, clock.clone()));
+        let scheduler = Arc::new(Scheduler::new(armer.clone(), queue, timers.near_window, clock.running()));
         let (outcomes, writing) = outcomes::start(store.clone(), events.clone(), meters.clone(), scheduler.clone());
         let master = config.auth.token_secret.as_ref().or(config.auth.admin_token.as_ref());
         let master = master.map(|secret| secret.expose().as_bytes().to_vec());

@@ -6,7 +6,7 @@ use std::{
 };
 
 use chrono::TimeDelta;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{meters::Meters, outcomes::Outcomes, scheduler::Scheduler, settling, store::Store};
@@ -66,9 +66,11 @@ impl Sweeper {
 
     pub async fn sweep(&self) {
         *self.last.lock().expect(UNBROKEN) = Instant::now();
-        match self.sweep_alone().await {
-            Ok(()) => {}
-            Err(error) => tracing::warn!(%error, "a sweep of timers did not come to its end"),
+        // A server that hangs must not keep us from the next.
+        match timeout(PATIENCE, self.sweep_alone()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "a sweep of timers did not come to its end"),
+            Err(_) => tracing::warn!("a sweep of timers did not come to its end within {PATIENCE:?}"),
         }
     }
 
@@ -101,5 +103,8 @@ impl Sweeper {
         transaction.commit().await
     }
 }
+
+/// Longer than any sweep should take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const UNBROKEN: &str = "no panic while the moment is held";

@@ -100,6 +100,30 @@ async fn callbacks_don_t_reach_our_neighbours() {
 }
 
 #[tokio::test]
+async fn a_connection_serves_many_callbacks() {
+    let deployment = Deployment::new().await;
+    let http = serve(&deployment).await.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/x", listener.local_addr().unwrap());
+    let inside = receiver.url.strip_prefix("http://").unwrap().to_owned();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = connections.clone();
+    tokio::spawn(async move {
+        while let Ok((mut outer, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let mut inner = tokio::net::TcpStream::connect(&inside).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut outer, &mut inner).await });
+        }
+    });
+    for _ in 0..10 {
+        let timer = set(&http, json!({ "execute_in": "5ms", "callback": { "type": "http", "url": url } })).await;
+        until(&http, &timer["id"], "completed").await;
+    }
+    assert_eq!((receiver.received().len(), connections.load(Ordering::SeqCst)), (10, 1));
+}
+
+#[tokio::test]
 async fn a_redirect_leads_nowhere() {
     let deployment = Deployment::new().await;
     let http = serve(&deployment).await.http().key(API_KEY);

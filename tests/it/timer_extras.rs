@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use futures::{StreamExt, future::join_all};
 use serde_json::{Value, json};
 use tidemark::clock::Clock;
@@ -48,6 +48,14 @@ async fn a_recurring_timer_runs_to_its_count_and_shows_what_comes_next() {
         attempts.as_array().unwrap().iter().map(|one| (one["run"].clone(), one["status"].clone())).collect();
     let expected = [(3, "completed"), (2, "failed"), (1, "completed")].map(|(run, status)| (json!(run), json!(status)));
     assert_eq!(told, expected);
+
+    // Or to its last moment, which is still one.
+    let due = (Utc::now() + TimeDelta::milliseconds(300)).trunc_subsecs(6);
+    let recurrence = json!({ "every": "1s", "until": due + TimeDelta::seconds(1) });
+    let timer =
+        set(&http, json!({ "execute_at": due, "callback": to(&receiver, "x"), "recurrence": recurrence })).await;
+    assert_eq!(until(&http, &timer["id"], "completed").await["run"], 2);
+    assert_eq!(receiver.received().len(), 5);
 }
 
 #[tokio::test]

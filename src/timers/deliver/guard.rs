@@ -214,4 +214,30 @@ mod tests {
             assert_eq!(guard.admits(address.parse().unwrap()), admitted, "{address}");
         }
     }
+
+    /// A guard for which the next lookup of a name has this answer.
+    fn told(guard: &Guarded, answer: &[SocketAddr]) {
+        let answer: Result<Arc<[SocketAddr]>, Arc<str>> = Ok(answer.into());
+        let lookup = std::future::ready(answer).boxed().shared();
+        guard.lookups.0.lock().unwrap().insert(("rebound.example".to_owned(), 80), lookup);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_leads_elsewhere_a_moment_later_is_checked_where_it_leads() {
+        let ours = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let neighbour = tokio::net::TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
+        let (open, closed) = (ours.local_addr().unwrap(), neighbour.local_addr().unwrap());
+        let guard = Guarded::new(&["127.0.0.1/32".parse().unwrap()]);
+        let connect = || guard.clone().connect("http://rebound.example/".parse().unwrap());
+        told(&guard, &[open]);
+        assert_eq!(connect().await.unwrap().peer_addr().unwrap(), open);
+        // Rebound: the same name, another answer.
+        told(&guard, &[closed]);
+        assert_eq!(connect().await.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        // Hidden behind one that is open.
+        told(&guard, &[closed, open]);
+        assert_eq!(connect().await.unwrap().peer_addr().unwrap(), open);
+        let knocked = tokio::time::timeout(std::time::Duration::from_millis(10), neighbour.accept()).await;
+        assert!(knocked.is_err(), "the neighbour was called");
+    }
 }
