@@ -483,3 +483,37 @@ async fn far_timers_are_armed_when_they_come_near() {
     receiver.has(1).await;
     until(&running.http().key(API_KEY), &timer["id"], "completed").await;
 }
+
+#[tokio::test]
+async fn a_change_that_was_read_before_a_run_and_written_after_it_does_not_bring_the_run_back() {
+    let deployment = Deployment::new().await;
+    let running = deployment.serve_with(soon).await;
+    let http = running.http().key(API_KEY);
+    let recurring = json!({ "callback": { "type": "nats", "topic": "a.b" }, "recurrence": { "every": "1h" } });
+    let timer = set(&http, recurring).await;
+    let path = format!("/timers/{}", timer["id"].as_str().unwrap());
+    // Holds the row between the change's reading and its writing, and does what a run would.
+    let database = deployment.database().await;
+    let mut run = database.begin().await.unwrap();
+    sqlx::query("select 1 from timers for update").execute(&mut *run).await.unwrap();
+    let changing = {
+        let (http, path) = (http.clone(), path.clone());
+        tokio::spawn(async move { crate::timers::put(&http, &path, json!({ "metadata": { "a": 1 } })).await })
+    };
+    eventually("the change waits for the row", async || {
+        let waiting =
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
+        let count: i64 = sqlx::query_scalar(waiting).fetch_one(&database).await.unwrap();
+        (count > 0).then_some(())
+    })
+    .await;
+    let next =
+        "update timers set run = 2, execute_at = execute_at + interval '1 hour', due_at = due_at + interval '1 hour'";
+    sqlx::query(next).execute(&mut *run).await.unwrap();
+    run.commit().await.unwrap();
+    assert_eq!(changing.await.unwrap().0, 200);
+    let changed = http.data(&path).await;
+    let at = |timer: &Value| timer["execute_at"].as_str().unwrap().parse::<DateTime<Utc>>().unwrap();
+    assert_eq!(at(&changed), at(&timer) + TimeDelta::hours(1), "{changed}");
+    assert_eq!((&changed["run"], &changed["metadata"]), (&json!(2), &json!({ "a": 1 })));
+}
