@@ -517,3 +517,27 @@ async fn a_change_that_was_read_before_a_run_and_written_after_it_does_not_bring
     assert_eq!(at(&changed), at(&timer) + TimeDelta::hours(1), "{changed}");
     assert_eq!((&changed["run"], &changed["metadata"]), (&json!(2), &json!({ "a": 1 })));
 }
+
+#[tokio::test]
+async fn lateness_is_said_and_old_attempts_are_forgotten() {
+    let deployment = Deployment::new().await;
+    let first = deployment.serve_with(soon).await;
+    let receiver = Receiver::start().await;
+    let due = Utc::now() + TimeDelta::milliseconds(500);
+    let timer = set(&first.http().key(API_KEY), numbered(&receiver, due, 1)).await;
+    first.stop().await;
+    let late = due + TimeDelta::milliseconds(1200);
+    tokio::time::sleep((late - Utc::now()).to_std().unwrap_or_default()).await;
+    let mut environment = deployment.environment();
+    environment.extend(HASTY.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+    environment.insert("TIDEMARK__TIMERS__ATTEMPTS_KEPT".into(), "1s".into());
+    let mut process = crate::support::Process::spawn(&["serve"], environment);
+    process.prints("timers fire late").await;
+    let http = process.http().await.key(API_KEY);
+    until(&http, &timer["id"], "completed").await;
+    eventually("its attempt is forgotten", async || {
+        let path = format!("/timers/{}/attempts", timer["id"].as_str().unwrap());
+        http.data(&path).await["attempts"].as_array().unwrap().is_empty().then_some(())
+    })
+    .await;
+}
