@@ -49,7 +49,7 @@ async fn bounded<T>(asked: impl Future<Output = Result<T, sqlx::Error>>) -> Resu
 /// An error of the database as callers see it.
 pub fn unavailable(error: sqlx::Error) -> Error {
     match crate::database::is_passing(&error) {
-        true => Error::unavailable("PostgreSQL is away").source(error),
+        true => Error::unavailable("PostgreSQL is away, or too busy to answer").source(error),
         false => Error::internal(error),
     }
 }
