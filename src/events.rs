@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use async_nats::connection::State;
 use futures::FutureExt;
 use serde::Serialize;
-use tokio::task::unconstrained;
+use tokio::{task::unconstrained, time::timeout};
 
 use crate::{
     api::{Encoding, Name},
@@ -39,12 +39,13 @@ impl Events {
         let subject = format!("{}.event.{what}", self.prefix);
         let Ok(fact) = Encoding::Json.encode(fact) else { return };
         // While the connection is lost nobody hears it, and whoever tells should not wait for that.
-        let told = match self.nats.connection_state() {
-            State::Connected => tokio::time::timeout(PATIENCE, self.nats.publish(subject, fact)).await,
-            _ => return untold(&what),
-        };
-        if !matches!(told, Ok(Ok(()))) {
-            untold(&what);
+        let is_connected = self.nats.connection_state() == State::Connected;
+        let told =
+            async { is_connected && matches!(timeout(PATIENCE, self.nats.publish(subject, fact)).await, Ok(Ok(()))) };
+        if !told.await {
+            count_untold();
+            // There may be thousands.
+            tracing::debug!("the event {what} was not told");
         }
     }
 
@@ -55,7 +56,8 @@ impl Events {
         let told =
             Encoding::Json.encode(fact).map(|fact| unconstrained(self.nats.publish(subject, fact)).now_or_never());
         if !matches!(told, Ok(Some(Ok(())))) {
-            untold(&what);
+            count_untold();
+            tracing::warn!("the event {what} was not told");
         }
     }
 }
@@ -63,7 +65,6 @@ impl Events {
 /// A connection takes more within this, or is lost.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-fn untold(what: &dyn fmt::Display) {
+fn count_untold() {
     metrics::counter!("tidemark_events_untold_total").increment(1);
-    tracing::debug!("the event {what} was not told");
 }

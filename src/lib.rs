@@ -10,7 +10,7 @@
 //! - [`watermark`] counts: compare-and-set, group commit, ranges, leases, idempotent answers. [`snowflake`] mints ids with
 //!   a leased number, here and in the [`client`].
 //! - [`registry`] is what every instance must know at once, held in memory; [`access`] decides who may call.
-//! - [`events`] publishes facts that others may follow. [`sliding_log`] limits what one caller may ask for.
+//! - [`events`] publishes facts that others may follow. [`sliding_log`] and `limiter` limit what one caller may ask for.
 //! - [`jetstream`] and [`database`] are the two stores: connecting, `streams/`, `migrations/`.
 //!
 //! Around it: [`server`] puts a process together, [`embedded`] starts nats-server and PostgreSQL for `tidemark up` and
@@ -35,6 +35,7 @@ pub mod http;
 pub mod ids;
 pub mod instance;
 pub mod jetstream;
+mod limiter;
 pub mod nats;
 pub mod noid;
 mod per_name;

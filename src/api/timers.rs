@@ -155,7 +155,7 @@ operations! {
 }
 
 /// A UUIDv7. Text in every encoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Id(pub Uuid);
 
 impl fmt::Display for Id {
@@ -247,7 +247,7 @@ pub struct NewTimers {
 }
 
 /// What a change may change: as for a new timer, and what is not given stays.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangedTimer {
     #[schema(value_type = String)]
@@ -274,26 +274,6 @@ pub struct ChangedTimer {
     pub capture_response: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expect: Option<Expect>,
-}
-
-impl ChangedTimer {
-    /// A change that changes nothing yet.
-    pub fn of(id: Id) -> Self {
-        Self {
-            id,
-            execute_at: None,
-            execute_in: None,
-            timezone: None,
-            callback: None,
-            metadata: None,
-            retry: None,
-            recurrence: None,
-            on_late: None,
-            max_lateness: None,
-            capture_response: None,
-            expect: None,
-        }
-    }
 }
 
 /// Where to and what.
@@ -473,6 +453,18 @@ pub struct TimerSummary {
 pub enum CallbackType {
     Http,
     Nats,
+}
+
+impl FromStr for CallbackType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "http" => Ok(CallbackType::Http),
+            "nats" => Ok(CallbackType::Nats),
+            _ => Err(format!("{text:?} is no type of callback")),
+        }
+    }
 }
 
 impl CallbackType {

@@ -1,6 +1,6 @@
 //! `tidemark timer`: timers of a running deployment.
 
-use std::{fmt, process::ExitCode};
+use std::fmt;
 
 use clap::{Args, Subcommand};
 use futures::StreamExt;
@@ -177,8 +177,7 @@ fn header(text: &str) -> Result<(String, String), &'static str> {
 impl TimerOptions {
     pub async fn run(self, config: &Config) -> Outcome {
         let Self { verbs, tenant } = self;
-        verbs.run(config, async |client: &Client, verb, json| converse(client, &tenant, verb, json).await).await?;
-        Ok(ExitCode::SUCCESS)
+        verbs.run(config, async |client: &Client, verb, json| converse(client, &tenant, verb, json).await).await
     }
 }
 
@@ -202,7 +201,7 @@ async fn converse(client: &Client, tenant: &Name, verb: Verb, json: bool) -> Res
             show(json, &page, || page.timers.iter().try_for_each(|timer| print(line(timer))))
         }
         Verb::Move { id, when: When { within, at, zone } } => {
-            let change = ChangedTimer { execute_at: at, execute_in: within, timezone: zone, ..ChangedTimer::of(id) };
+            let change = ChangedTimer { id, execute_at: at, execute_in: within, timezone: zone, ..Default::default() };
             show_line(json, &client.update_timer(tenant, &change).await?)
         }
         Verb::Cancel { ids } => {

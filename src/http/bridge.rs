@@ -88,7 +88,8 @@ async fn call<O: Operation>(
     dialect::success(&O::INFO, O::is_repeated(&answer), encoding, &answer)
 }
 
-/// Admits the caller and reads what he asks for, and whether he has the privilege that the operation knows. Apart from the call, so that nothing of the request is carried through it.
+/// Admits the caller and reads what he asks for, and whether he has the privilege that the operation knows. Apart from the
+/// call, so that nothing of the request is carried through it.
 async fn understand<O: Operation>(
     app: &App,
     ready: &Ready,

@@ -15,9 +15,9 @@ use crate::{
 
 /// IDBuilder's and the timer platform's envelope.
 #[derive(Serialize)]
-struct Envelope<'a, T> {
+struct Envelope<T> {
     code: u16,
-    message: &'a str,
+    message: &'static str,
     /// An answer that says nothing but yes has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<T>,

@@ -1,13 +1,6 @@
 //! How many requests one caller may make.
 
-use std::{
-    net::IpAddr,
-    num::NonZeroU32,
-    sync::atomic::{AtomicU32, Ordering},
-    time::Duration,
-};
-
-use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter, clock::Clock as _, clock::DefaultClock};
+use std::net::IpAddr;
 
 use super::address;
 use crate::{
@@ -16,16 +9,13 @@ use crate::{
     clock::Clock,
     config::{Config, RateLimit},
     error::{Code, Error, Result},
+    limiter::Limiter,
     sliding_log::{Admission, SlidingLog},
 };
 
-/// Who is below his limit again is forgotten, every so many requests.
-const TIDYING: u32 = 10_000;
-
 pub struct Limits {
     /// By caller. None if ids are not limited.
-    ids: Option<DefaultKeyedRateLimiter<[u8; 32]>>,
-    requests: AtomicU32,
+    ids: Option<Limiter<[u8; 32]>>,
     /// By client address, over all instances. None if stages are not limited.
     stages: Option<SlidingLog>,
     stage_rule: RateLimit,
@@ -33,7 +23,6 @@ pub struct Limits {
 
 impl Limits {
     pub fn new(config: &Config, jetstream: async_nats::jetstream::Context, clock: Clock) -> Self {
-        let limiter = |rate| RateLimiter::keyed(Quota::per_second(rate));
         let (prefix, stage_rule) = (&config.nats.prefix, config.stages.rate_limit);
         let stages = (stage_rule.requests > 0).then(|| SlidingLog {
             jetstream,
@@ -42,7 +31,7 @@ impl Limits {
             window: stage_rule.window,
             clock,
         });
-        Self { ids: NonZeroU32::new(config.ids.rate_limit).map(limiter), requests: 0.into(), stages, stage_rule }
+        Self { ids: Limiter::per_second(config.ids.rate_limit), stages, stage_rule }
     }
 
     /// Whether a client may ask for a stage now, whoever he is.
@@ -61,12 +50,6 @@ impl Limits {
 
     pub fn admit(&self, operation: &Info, caller: &Caller) -> Result<()> {
         let Some(limiter) = self.ids.as_ref().filter(|_| operation.surface == Surface::Ids) else { return Ok(()) };
-        if self.requests.fetch_add(1, Ordering::Relaxed) % TIDYING == TIDYING - 1 {
-            limiter.retain_recent();
-        }
-        limiter.check_key(&caller.fingerprint()).map_err(|refused| {
-            let wait = refused.wait_time_from(DefaultClock::default().now()).max(Duration::from_millis(1));
-            Error::new(Code::RateLimited, "too many requests with this token").retry_after(wait)
-        })
+        limiter.admit(&caller.fingerprint(), || "too many requests with this token".to_owned())
     }
 }

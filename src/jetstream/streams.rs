@@ -43,9 +43,7 @@ impl Declaration {
     pub fn name(&self) -> &str {
         self.config.get("name").and_then(Value::as_str).unwrap_or_default()
     }
-}
 
-impl Declaration {
     /// What it stores.
     pub fn subjects(&self) -> Vec<String> {
         let subjects = self.config.get("subjects").and_then(Value::as_array);

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -95,7 +96,7 @@ impl Armer {
     async fn publish_wanted(&self) {
         let wanted: Vec<i64> = std::mem::take(&mut self.seconds.lock().expect(UNBROKEN).wanted).into_iter().collect();
         for seconds in wanted.chunks(LARGEST_BATCH) {
-            let schedules: Vec<Message> = seconds.iter().map(|second| self.schedule(*second)).collect();
+            let schedules: Vec<Message> = seconds.iter().map(|second| self.schedule_of(*second)).collect();
             if let Err(error) = self.publish(schedules).await {
                 tracing::warn!(%error, count = seconds.len(), "wake-ups for timers could not be set yet");
                 self.seconds.lock().expect(UNBROKEN).wanted.extend(seconds);
@@ -118,25 +119,25 @@ impl Armer {
         join_all(published).await.into_iter().try_for_each(|published| published.map(drop))
     }
 
-    fn schedule(&self, second: i64) -> Message {
-        let prefix = &self.prefix;
-        let at = DateTime::from_timestamp(second - LEAD, 0).unwrap_or_default();
-        let mut headers = HeaderMap::new();
-        headers.insert(header::NATS_SCHEDULE, format!("@at {}", at.to_rfc3339_opts(SecondsFormat::Secs, true)));
-        headers.insert(header::NATS_SCHEDULE_TARGET, format!("{prefix}_timers.wake.{second}"));
-        headers.insert(header::NATS_SCHEDULE_TTL, KEPT);
-        Message { subject: format!("{prefix}_timers.arm.{second}"), headers, payload: Bytes::new() }
-    }
-
     /// Sets the schedule of the sweep. The same one is simply set again.
     pub async fn arm_sweep(&self, interval: Duration) -> Result<(), PublishError> {
+        let schedule = self.schedule(format!("@every {}s", interval.as_secs()), SWEEP);
+        publish_once(&self.client, schedule).await.map(drop)
+    }
+
+    fn schedule_of(&self, second: i64) -> Message {
+        let at = DateTime::from_timestamp(second - LEAD, 0).unwrap_or_default();
+        self.schedule(format!("@at {}", at.to_rfc3339_opts(SecondsFormat::Secs, true)), second)
+    }
+
+    /// What makes the server send a wake-up.
+    fn schedule(&self, when: String, about: impl fmt::Display) -> Message {
         let prefix = &self.prefix;
         let mut headers = HeaderMap::new();
-        headers.insert(header::NATS_SCHEDULE, format!("@every {}s", interval.as_secs()));
-        headers.insert(header::NATS_SCHEDULE_TARGET, format!("{prefix}_timers.wake.{SWEEP}"));
+        headers.insert(header::NATS_SCHEDULE, when);
+        headers.insert(header::NATS_SCHEDULE_TARGET, format!("{prefix}_timers.wake.{about}"));
         headers.insert(header::NATS_SCHEDULE_TTL, KEPT);
-        let subject = format!("{prefix}_timers.arm.{SWEEP}");
-        publish_once(&self.client, Message { subject, headers, payload: Bytes::new() }).await.map(drop)
+        Message { subject: format!("{prefix}_timers.arm.{about}"), headers, payload: Bytes::new() }
     }
 }
 

@@ -5,17 +5,23 @@ use std::collections::HashMap;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::{Timers, create::check_count, store::not_found};
+use super::{
+    Timers,
+    create::check_count,
+    meters,
+    store::not_found,
+    tend::{TRIES, refused},
+};
 use crate::{
     api::{
-        Call, Handle, Name,
+        Call, Handle, Name, Operation,
         timers::{BulkResult, BulkResults, CancelTimer, CancelTimers, CanceledTimer, Id, Status, TimerIds, number},
     },
     error::{Error, Result},
 };
 
-/// A timer that fails may be pending again before it can be told why it was not canceled.
-const TRIES: usize = 5;
+/// What is said of a recurring timer that is firing right now.
+const UNDER_WAY: &str = "a run is under way and will finish; there will be no further one";
 
 impl Handle<CancelTimer> for Timers {
     async fn handle(&self, call: Call<CancelTimer>) -> Result<CanceledTimer> {
@@ -23,8 +29,7 @@ impl Handle<CancelTimer> for Timers {
         let Id(id) = call.request.id;
         let mut outcomes = self.cancel(&call.target, &[id]).await?;
         let status = outcomes.remove(&id).ok_or_else(not_found)??;
-        let note = (status != Status::Canceled)
-            .then(|| "a run is under way and will finish; there will be no further one".to_owned());
+        let note = (status != Status::Canceled).then(|| UNDER_WAY.to_owned());
         Ok(CanceledTimer { id: Id(id), status, note })
     }
 }
@@ -49,8 +54,8 @@ impl Handle<CancelTimers> for Timers {
                 ),
             };
             let (code, message) = match outcome {
-                Ok(Status::Canceled) => (0, "timer canceled successfully".into()),
-                Ok(_) => (0, "a run is under way and will finish; there will be no further one".into()),
+                Ok(Status::Canceled) => (0, CancelTimer::INFO.message.to_owned()),
+                Ok(_) => (0, UNDER_WAY.to_owned()),
                 Err(error) => (number(error.code), error.message.into()),
             };
             BulkResult { index, id: id.ok(), code, message }
@@ -71,10 +76,11 @@ impl Timers {
     async fn cancel(&self, tenant: &Name, ids: &[Uuid]) -> Result<HashMap<Uuid, Result<Status>>> {
         let mut outcomes = HashMap::new();
         let mut left = ids.to_vec();
+        // One that fails may be pending again before it can be told why it was not canceled.
         for _ in 0..TRIES {
             for (id, status) in self.store.cancel(tenant, &left).await? {
                 if status == Status::Canceled {
-                    metrics::counter!("tidemark_timer_runs_total", "outcome" => "canceled").increment(1);
+                    meters::settled(status);
                     self.events.send(format!("timer.{tenant}.canceled"), &Told { id: Id(id), status }).await;
                 }
                 outcomes.insert(id, Ok(status));
@@ -88,10 +94,7 @@ impl Timers {
             for (id, status) in statuses {
                 match status {
                     Status::Pending | Status::Paused => left.push(id),
-                    status => {
-                        let refused = Error::invalid(format!("cannot cancel timer with status '{status}'"));
-                        outcomes.insert(id, Err(refused));
-                    }
+                    status => drop(outcomes.insert(id, Err(refused("cancel", status)))),
                 }
             }
             if left.is_empty() {

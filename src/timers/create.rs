@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     api::{
-        Call, Context, Handle, Name,
+        Call, Context, Handle, Name, Operation,
         timers::{
             BulkResult, BulkResults, CreateTimer, CreateTimers, Id, MOST_IN_BULK, NewTimer, NewTimers, TimerSummary,
             number,
@@ -64,7 +64,7 @@ impl Handle<CreateTimers> for Timers {
         }
         let result = |(index, outcome): (usize, Option<Result<TimerSummary>>)| match outcome {
             Some(Ok(timer)) => {
-                let message = if timer.repeated { "success" } else { "timer created successfully" };
+                let message = if timer.repeated { "success" } else { CreateTimer::INFO.message };
                 BulkResult { index, id: Some(timer.id), code: 0, message: message.into() }
             }
             Some(Err(error)) => {
@@ -97,9 +97,7 @@ impl Timers {
     async fn repeated(&self, tenant: &Name, refused: Refused) -> Result<TimerSummary> {
         let Refused { error, identity: Some(identity) } = refused else { return Err(refused.error) };
         match self.store.find_by_key(tenant, &identity.key).await? {
-            Some(row) if row.body_hash.as_ref() == Some(&identity.body_hash) => {
-                Ok(TimerSummary { repeated: true, ..row.summary() })
-            }
+            Some(row) if row.body_hash.as_ref() == Some(&identity.body_hash) => Ok(row.repeated()),
             _ => Err(error),
         }
     }

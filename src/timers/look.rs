@@ -5,15 +5,13 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{
-    Timers,
-    store::{Page, TimerRow},
-};
+use super::{Timers, store::Page};
 use crate::{
     api::{
         Call, Handle,
         timers::{
             Attempts, GetTimer, GetTimerSecrets, ListAttempts, ListTimers, MOST_LISTED, Order, Sort, Timer, TimerPage,
+            TimerSummary,
         },
     },
     error::{Error, Result},
@@ -72,10 +70,10 @@ impl Handle<ListTimers> for Timers {
             offset,
             after: after.map(|cursor| (cursor.at, cursor.id)),
         };
-        let (rows, total) = self.store.list(&page).await?;
-        let next_cursor =
-            rows.last().filter(|_| rows.len() as i64 == limit).map(|row| Cursor::behind(row, sort, order));
-        Ok(TimerPage { timers: rows.iter().map(TimerRow::summary).collect(), total, limit, offset, next_cursor })
+        let (timers, total) = self.store.list(&page).await?;
+        let is_full = timers.len() as i64 == limit;
+        let next_cursor = timers.last().filter(|_| is_full).map(|last| Cursor::behind(last, sort, order));
+        Ok(TimerPage { timers, total, limit, offset, next_cursor })
     }
 }
 
@@ -89,12 +87,12 @@ struct Cursor {
 }
 
 impl Cursor {
-    fn behind(row: &TimerRow, sort: Sort, order: Order) -> String {
+    fn behind(last: &TimerSummary, sort: Sort, order: Order) -> String {
         let at = match sort {
-            Sort::CreatedAt => row.created_at,
-            Sort::ExecuteAt => row.execute_at,
+            Sort::CreatedAt => last.created_at,
+            Sort::ExecuteAt => last.execute_at,
         };
-        let cursor = Self { sort, order, at, id: row.id };
+        let cursor = Self { sort, order, at, id: last.id.0 };
         BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(&cursor).expect("plain values are JSON"))
     }
 

@@ -62,8 +62,9 @@ impl Meters {
     pub fn retried(&self) {
         self.retried.increment(1);
     }
+}
 
-    pub fn settled(&self, outcome: Status) {
-        metrics::counter!("tidemark_timer_runs_total", "outcome" => outcome.as_str()).increment(1);
-    }
+/// A timer, or one run of it, is over.
+pub fn settled(outcome: Status) {
+    metrics::counter!("tidemark_timer_runs_total", "outcome" => outcome.as_str()).increment(1);
 }

@@ -12,7 +12,7 @@ use tokio::{
 use uuid::Uuid;
 
 use super::{
-    meters::Meters,
+    meters::{self, Meters},
     scheduler::Scheduler,
     store::{Entry, Settled, Settlement, Store},
 };
@@ -108,7 +108,7 @@ async fn write(store: &Store, events: &Events, meters: &Meters, scheduler: &Sche
             meters.retried();
             continue;
         }
-        meters.settled(settlement.outcome);
+        meters::settled(settlement.outcome);
         let told = Told {
             id: Id(settlement.id),
             status: settlement.outcome,

@@ -207,12 +207,10 @@ impl Planner {
         metadata.map_or(Ok(()), |metadata| check_nul("metadata", metadata))
     }
 
+    /// All but the recurrence, which [`Planner::first_run`] checks.
     pub fn check_options(&self, options: &Options, callback: &Callback) -> Result<()> {
         if let Some(name) = &options.timezone {
             moment::zone(name)?;
-        }
-        if let Some(recurrence) = &options.recurrence {
-            Rhythm::of(recurrence, options.zone())?;
         }
         if let Some(Retry { max_attempts, initial_delay, max_delay }) = &options.retry {
             if !(1..=MOST_ATTEMPTS).contains(max_attempts) {

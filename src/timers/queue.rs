@@ -104,7 +104,7 @@ impl Queue {
     }
 
     pub fn under_way(&self) -> usize {
-        self.destinations.values().map(|destination| destination.under_way).sum()
+        self.under_way + self.destinations.get(NATS).map_or(0, |nats| nats.under_way)
     }
 
     /// What a destination itself has room for.

@@ -1,50 +1,37 @@
 //! How many requests one tenant may make.
 
-use std::{collections::HashMap, num::NonZeroU32, time::Duration};
+use std::collections::HashMap;
 
-use governor::{
-    DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter, clock::Clock, clock::DefaultClock,
-};
-
-use crate::{
-    api::Name,
-    config,
-    error::{Code, Error, Result},
-};
+use crate::{api::Name, config, error::Result, limiter::Limiter};
 
 pub struct Rates {
     /// For tenants of which nothing else is said. None if there is no limit.
-    others: Option<DefaultKeyedRateLimiter<Name>>,
+    others: Option<Limiter<Name>>,
     /// Tenants with a limit of their own, or with none.
-    own: HashMap<Name, Option<DefaultDirectRateLimiter>>,
+    own: HashMap<Name, Option<Limiter<Name>>>,
 }
 
 impl Rates {
     pub fn new(timers: &config::Timers) -> Self {
-        let own = timers.tenants.iter().filter_map(|(name, tenant)| {
-            let limiter = NonZeroU32::new(tenant.rate_limit?).map(|rate| RateLimiter::direct(Quota::per_second(rate)));
-            Some((name.clone(), limiter))
-        });
-        let keyed = |rate| RateLimiter::keyed(Quota::per_second(rate));
-        Self { others: NonZeroU32::new(timers.rate_limit).map(keyed), own: own.collect() }
+        let own = |(name, tenant): (&Name, &config::TimerTenant)| {
+            Some((name.clone(), Limiter::per_second(tenant.rate_limit?)))
+        };
+        Self { others: Limiter::per_second(timers.rate_limit), own: timers.tenants.iter().filter_map(own).collect() }
     }
 
     /// Whether a tenant may make one more request now.
     pub fn admit(&self, tenant: &Name) -> Result<()> {
-        let refused = match (self.own.get(tenant), &self.others) {
-            (Some(Some(own)), _) => own.check().err(),
-            (None, Some(others)) => others.check_key(tenant).err(),
-            (Some(None), _) | (None, None) => None,
-        };
-        let Some(refused) = refused else { return Ok(()) };
-        let wait = refused.wait_time_from(DefaultClock::default().now()).max(Duration::from_millis(1));
-        Err(Error::new(Code::RateLimited, format!("too many requests of tenant {tenant}")).retry_after(wait))
+        match self.own.get(tenant).unwrap_or(&self.others) {
+            Some(limiter) => limiter.admit(tenant, || format!("too many requests of tenant {tenant}")),
+            None => Ok(()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
 
     #[test]
     fn each_tenant_has_a_limit_of_its_own() {

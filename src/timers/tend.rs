@@ -1,12 +1,9 @@
 //! Changing timers that exist: update, fire now, retry, pause, resume.
 
-use uuid::Uuid;
-
 use super::{
     Timers,
     plan::Options,
-    scheduler::Scheduler,
-    store::{Entry, TimerRow, Transition},
+    store::{TimerRow, Transition},
 };
 use crate::{
     api::{
@@ -20,7 +17,7 @@ use crate::{
 };
 
 /// How often a change is tried whose timer was changed by somebody else meanwhile.
-const TRIES: usize = 5;
+pub(super) const TRIES: usize = 5;
 
 impl Handle<UpdateTimer> for Timers {
     async fn handle(&self, call: Call<UpdateTimer>) -> Result<TimerSummary> {
@@ -32,8 +29,8 @@ impl Handle<UpdateTimer> for Timers {
             if !matches!(was, Status::Pending | Status::Paused) {
                 return Err(refused("update", was));
             }
-            let destination = self.merge(&call.target, &mut row, call.request.clone())?;
-            if let Some(changed) = self.replace(&call.target, row, destination, was).await? {
+            self.merge(&call.target, &mut row, call.request.clone())?;
+            if let Some(changed) = self.replace(row, was).await? {
                 return Ok(changed);
             }
         }
@@ -43,12 +40,12 @@ impl Handle<UpdateTimer> for Timers {
 
 impl Timers {
     /// Puts what is given over what was there, by the rules for new timers.
-    fn merge(&self, tenant: &Name, row: &mut TimerRow, change: ChangedTimer) -> Result<String> {
+    fn merge(&self, tenant: &Name, row: &mut TimerRow, change: ChangedTimer) -> Result<()> {
         let now = self.clock.now();
         if let Some(callback) = change.callback {
             row.callback = callback;
         }
-        let destination = self.planner.rules.check(tenant, &row.callback)?;
+        row.destination = self.planner.rules.check(tenant, &row.callback)?.into();
         if change.metadata.is_some() {
             row.metadata = change.metadata;
             self.planner.check_metadata(row.metadata.as_ref())?;
@@ -79,21 +76,28 @@ impl Timers {
         if retries || tries_anew || beats_anew {
             row.attempts_allowed = row.attempt + row.options.max_attempts();
         }
-        Ok(destination)
+        Ok(())
     }
 
-    /// Writes a changed timer. What was changed is also expected, even if the caller has left meanwhile.
-    async fn replace(
+    /// Writes a changed timer over the one that was read. None if that is not what it was any more.
+    async fn replace(&self, row: TimerRow, was: Status) -> Result<Option<TimerSummary>> {
+        let store = self.store.clone();
+        self.carry_out(async move { store.replace(&row, was).await }).await
+    }
+
+    /// Makes a change. A timer that is due at another moment from then on is also expected, even if the caller has left
+    /// meanwhile.
+    async fn carry_out(
         &self,
-        tenant: &Name,
-        row: TimerRow,
-        destination: String,
-        was: Status,
+        change: impl Future<Output = Result<Option<TimerRow>>> + Send + 'static,
     ) -> Result<Option<TimerSummary>> {
-        let (store, scheduler, tenant) = (self.store.clone(), self.scheduler.clone(), tenant.clone());
+        let scheduler = self.scheduler.clone();
         let changing = tokio::spawn(async move {
-            let changed = store.replace(&tenant, &row, &destination, was).await?;
-            Ok(changed.map(|row| goes_on(&scheduler, row, &destination)))
+            let changed = change.await?;
+            if let Some(row) = changed.as_ref().filter(|row| row.status == Status::Pending) {
+                scheduler.expect(vec![row.entry()]);
+            }
+            Ok(changed.map(|row| row.summary()))
         });
         changing.await.map_err(Error::internal)?
     }
@@ -108,12 +112,9 @@ impl Timers {
         self.rates.admit(&call.target)?;
         let (tenant, Id(id)) = (call.target, call.request.id);
         for _ in 0..TRIES {
-            let (store, scheduler, whose) = (self.store.clone(), self.scheduler.clone(), tenant.clone());
-            let changing = tokio::spawn(async move {
-                let changed = store.transition(&whose, id, transition).await?;
-                Ok::<_, Error>(changed.map(|(row, destination)| goes_on(&scheduler, row, &destination)))
-            });
-            if let Some(changed) = changing.await.map_err(Error::internal)?? {
+            let (store, whose) = (self.store.clone(), tenant.clone());
+            let change = async move { store.transition(&whose, id, transition).await };
+            if let Some(changed) = self.carry_out(change).await? {
                 return Ok(changed);
             }
             let row = self.store.get(&tenant, id).await?;
@@ -129,14 +130,6 @@ impl Timers {
         }
         Err(changed_meanwhile())
     }
-}
-
-/// A timer that is due at another moment from now on.
-fn goes_on(scheduler: &Scheduler, row: TimerRow, destination: &str) -> TimerSummary {
-    if row.status == Status::Pending {
-        scheduler.expect(vec![Entry { due_at: row.due_at, id: row.id, destination: destination.into() }]);
-    }
-    row.summary()
 }
 
 impl Handle<FireTimer> for Timers {
@@ -160,7 +153,7 @@ impl Handle<PauseTimer> for Timers {
 impl Handle<ResumeTimer> for Timers {
     async fn handle(&self, call: Call<ResumeTimer>) -> Result<TimerSummary> {
         self.rates.admit(&call.target)?;
-        let id: Uuid = call.request.id.0;
+        let Id(id) = call.request.id;
         let now = self.clock.now();
         for _ in 0..TRIES {
             let mut row = self.store.get(&call.target, id).await?;
@@ -174,9 +167,9 @@ impl Handle<ResumeTimer> for Timers {
             }
             row.due_at = row.execute_at;
             row.status = Status::Pending;
-            let destination = self.planner.rules.check(&call.target, &row.callback)?;
+            row.destination = self.planner.rules.check(&call.target, &row.callback)?.into();
             row.attempts_allowed = row.attempt + row.options.max_attempts();
-            if let Some(changed) = self.replace(&call.target, row, destination, Status::Paused).await? {
+            if let Some(changed) = self.replace(row, Status::Paused).await? {
                 return Ok(changed);
             }
         }
@@ -185,7 +178,7 @@ impl Handle<ResumeTimer> for Timers {
 }
 
 /// As the timer platform says it.
-fn refused(word: &str, status: Status) -> Error {
+pub(super) fn refused(word: &str, status: Status) -> Error {
     Error::invalid(format!("cannot {word} timer with status '{status}'"))
 }
 

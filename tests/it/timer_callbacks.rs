@@ -250,13 +250,12 @@ async fn https_callbacks_reach_whom_the_system_trusts_and_nobody_else() {
     let trusted = folder.path().join("ca.pem");
     std::fs::write(&trusted, made.cert.pem()).unwrap();
     for (trusts, status) in [(true, "completed"), (false, "failed")] {
-        let mut environment = deployment.environment();
-        environment.insert("TIDEMARK__TIMERS__MIN_DELAY".into(), "0s".into());
-        environment.insert("TIDEMARK__TIMERS__ALLOW_NETWORKS".into(), "127.0.0.0/8,::1".into());
+        let mut settings =
+            vec![("TIDEMARK__TIMERS__MIN_DELAY", "0s"), ("TIDEMARK__TIMERS__ALLOW_NETWORKS", "127.0.0.0/8,::1")];
         if trusts {
-            environment.insert("SSL_CERT_FILE".into(), trusted.to_str().unwrap().into());
+            settings.push(("SSL_CERT_FILE", trusted.to_str().unwrap()));
         }
-        let mut process = crate::support::Process::spawn(&["serve"], environment);
+        let mut process = deployment.spawn_with(&settings);
         process.is_ready().await;
         let http = process.http().await.key(API_KEY);
         let timer =

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use tidemark::clock::Clock;
 
 use crate::{
-    support::{API_KEY, Answering, Deployment, Http, Receiver, eventually, soon, time},
-    timers::{put, serve, set, to, until},
+    support::{API_KEY, Answering, Deployment, Http, Receiver, eventually, past, soon, time},
+    timers::{put, serve, set, to, until, with},
 };
 
 fn path(timer: &Value) -> String {
@@ -111,9 +111,7 @@ async fn clocks_that_are_set_decide_when_a_timer_runs() {
     let http = deployment.serve_by(&clock).await.http().key(API_KEY);
     let callback = json!({ "type": "nats", "topic": "a.b" });
     let planned = async |more: Value| {
-        let mut timer = json!({ "callback": callback });
-        timer.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let made = http.post("/timers", timer).await;
+        let made = http.post("/timers", with(json!({ "callback": callback }), &more)).await;
         made.json()["data"]["execute_at"].as_str().map(str::to_owned).unwrap_or(made.text)
     };
     let cron = |text: &str, zone: &str| json!({ "recurrence": { "cron": text }, "timezone": zone });
@@ -189,21 +187,17 @@ async fn a_timer_that_is_too_late_is_skipped_if_it_asked_for_that() {
     let running = serve(&deployment).await;
     let http = running.http().key(API_KEY);
     let receiver = Receiver::start().await;
-    let timer = |more: Value| {
-        let mut timer = json!({ "execute_in": "500ms", "callback": to(&receiver, "x") });
-        timer.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        timer
-    };
+    let due = Utc::now() + TimeDelta::milliseconds(500);
+    let timer = |more: Value| with(json!({ "execute_at": due, "callback": to(&receiver, "x") }), &more);
     let skipped = set(&http, timer(json!({ "on_late": "skip", "max_lateness": "100ms" }))).await;
     let tolerant = set(&http, timer(json!({ "on_late": "skip" }))).await;
     let default = set(&http, timer(json!({}))).await;
-    let recurring = json!({ "on_late": "skip", "max_lateness": "100ms", "recurrence": { "every": "1h" },
-        "execute_in": "500ms" });
+    let recurring = json!({ "on_late": "skip", "max_lateness": "100ms", "recurrence": { "every": "1h" } });
     let recurring = set(&http, timer(recurring)).await;
     running.stop().await;
     let nats = deployment.nats().await;
     let mut events = nats.subscribe("tm.event.timer.default.skipped").await.unwrap();
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    past(due + TimeDelta::milliseconds(400)).await;
     let http = serve(&deployment).await.http().key(API_KEY);
     let late = until(&http, &skipped["id"], "skipped").await;
     assert!(
@@ -403,8 +397,7 @@ async fn answers_are_kept_and_checked_where_that_is_asked_for() {
         (answer(200, "nonsense"), json!({ "expect": { "schema": schema } }), "failed", "not JSON"),
     ] {
         receiver.answer([answer.clone()]);
-        let mut timer = json!({ "execute_in": "10ms", "callback": to(&receiver, "x") });
-        timer.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let timer = with(json!({ "execute_in": "10ms", "callback": to(&receiver, "x") }), &more);
         let timer = until(&http, &set(&http, timer).await["id"], status).await;
         assert!(timer["last_error"].as_str().unwrap_or_default().contains(error), "{timer}");
         if more["capture_response"] == true {
@@ -424,8 +417,7 @@ async fn answers_are_kept_and_checked_where_that_is_asked_for() {
         (json!({ "expect": { "schema": { "$ref": "http://example.com/schema" } } }), "expect.schema"),
         (json!({ "expect": { "status": [] } }), "expect.status"),
     ] {
-        let mut timer = json!({ "execute_in": "1h", "callback": to(&receiver, "x") });
-        timer.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let timer = with(json!({ "execute_in": "1h", "callback": to(&receiver, "x") }), &more);
         let refused = http.post("/timers", timer).await;
         assert!(
             refused.status == 400 && refused.json()["message"].as_str().unwrap().starts_with(field),

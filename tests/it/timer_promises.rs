@@ -16,7 +16,7 @@ use tidemark::{
 };
 
 use crate::{
-    support::{API_KEY, Answering, Deployment, Http, Proxy, Receiver, Running, Servers, eventually, soon},
+    support::{API_KEY, Answering, Deployment, Http, Proxy, Receiver, Running, Servers, eventually, past, soon},
     timers::{set, to, until},
 };
 
@@ -107,7 +107,7 @@ async fn a_cancel_that_races_the_fire_is_answered_truly() {
         async move {
             // Around the very moment at which it is due.
             let moment = due + TimeDelta::milliseconds(4 * number as i64 + rand::random_range(-8..=4));
-            tokio::time::sleep((moment - Utc::now()).to_std().unwrap_or_default()).await;
+            past(moment).await;
             let mut in_doubt = false;
             loop {
                 let answer = http.delete(&path).await;
@@ -156,9 +156,7 @@ async fn a_cancel_that_races_the_fire_is_answered_truly() {
 #[tokio::test]
 async fn a_process_that_dies_while_it_calls_back_is_found_out() {
     let deployment = Deployment::new().await;
-    let mut environment = deployment.environment();
-    environment.extend(HASTY.iter().map(|(name, value)| (name.to_string(), value.to_string())));
-    let mut doomed = crate::support::Process::spawn(&["serve"], environment);
+    let mut doomed = deployment.spawn_with(HASTY);
     let http = doomed.http().await.key(API_KEY);
     doomed.is_ready().await;
     // One never gets as far as a request; the other has it, and answers after the death of the caller.
@@ -221,7 +219,7 @@ async fn timers_that_were_due_while_everything_was_down_fire_once_when_it_is_bac
     servers.postgres.kill();
     let refused = http.post("/timers", on_nats.clone()).await;
     assert_eq!((refused.status, &refused.json()["code"]), (503, &json!(1)), "{}", refused.text);
-    tokio::time::sleep((far - Utc::now()).to_std().unwrap_or_default()).await;
+    past(far).await;
     assert!(receiver.received().is_empty());
     // HTTP callbacks need no NATS.
     servers.postgres.restart().await.unwrap();
@@ -282,7 +280,7 @@ async fn overdue_timers_fire_at_the_start_and_a_stop_leaves_nothing_half_done() 
     let late = set(&http, json!({ "execute_at": due, "callback": to(&receiver, "late") })).await;
     receiver.has(1).await;
     first.stop().await;
-    tokio::time::sleep((due - Utc::now()).to_std().unwrap_or_default()).await;
+    past(due).await;
     assert_eq!(receiver.received().len(), 1);
     let second = deployment.serve_with(patient).await;
     let http = second.http().key(API_KEY);
@@ -536,11 +534,8 @@ async fn lateness_is_said_and_old_attempts_are_forgotten() {
     let timer = set(&first.http().key(API_KEY), numbered(&receiver, due, 1)).await;
     first.stop().await;
     let late = due + TimeDelta::milliseconds(1200);
-    tokio::time::sleep((late - Utc::now()).to_std().unwrap_or_default()).await;
-    let mut environment = deployment.environment();
-    environment.extend(HASTY.iter().map(|(name, value)| (name.to_string(), value.to_string())));
-    environment.insert("TIDEMARK__TIMERS__ATTEMPTS_KEPT".into(), "1s".into());
-    let mut process = crate::support::Process::spawn(&["serve"], environment);
+    past(late).await;
+    let mut process = deployment.spawn_with(&[HASTY, &[("TIDEMARK__TIMERS__ATTEMPTS_KEPT", "1s")]].concat());
     process.prints("timers fire late").await;
     let http = process.http().await.key(API_KEY);
     until(&http, &timer["id"], "completed").await;

@@ -32,6 +32,12 @@ pub fn to(receiver: &Receiver, path: &str) -> Value {
     json!({ "type": "http", "url": format!("{}/{path}", receiver.url), "payload": { "event": "timer_triggered" } })
 }
 
+/// The same with other members, or more of them.
+pub fn with(mut timer: Value, more: &Value) -> Value {
+    timer.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    timer
+}
+
 pub async fn serve(deployment: &Deployment) -> Running {
     deployment.serve_with(soon).await
 }

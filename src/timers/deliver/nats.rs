@@ -6,7 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::{Client, HeaderMap, connection::State, header, jetstream::response::Response};
+use async_nats::{
+    Client, HeaderMap,
+    connection::State,
+    header,
+    jetstream::{self, Context, response::Response},
+};
 use bytes::Bytes;
 use futures::{
     StreamExt,
@@ -39,6 +44,8 @@ const AT_ONCE: usize = 64;
 
 pub struct NatsCaller {
     client: Client,
+    /// For asking what streams take.
+    jetstream: Context,
     limit: Duration,
     /// Whether a stream takes a subject.
     known: Mutex<HashMap<String, (Instant, bool)>>,
@@ -46,7 +53,9 @@ pub struct NatsCaller {
 
 impl NatsCaller {
     pub fn new(client: Client, limit: Duration) -> Self {
-        Self { client, limit, known: Mutex::default() }
+        let mut jetstream = jetstream::new(client.clone());
+        jetstream.set_timeout(Duration::from_secs(2));
+        Self { client, jetstream, limit, known: Mutex::default() }
     }
 
     /// While the connection is lost nothing is begun: it would fail for our own reason.
@@ -163,10 +172,8 @@ impl NatsCaller {
         struct Names {
             streams: Option<Vec<String>>,
         }
-        let mut jetstream = async_nats::jetstream::new(self.client.clone());
-        jetstream.set_timeout(Duration::from_secs(2));
         loop {
-            let answer = jetstream.request("STREAM.NAMES", &json!({ "subject": subject })).await;
+            let answer = self.jetstream.request("STREAM.NAMES", &json!({ "subject": subject })).await;
             let problem = match answer {
                 Ok(Response::Ok(Names { streams })) => {
                     return (subject, Ok(streams.is_some_and(|streams| !streams.is_empty())));

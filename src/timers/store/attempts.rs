@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::Row;
 use uuid::Uuid;
 
-use super::{Store, decoded, row::not_found, unavailable};
+use super::{Store, json, parsed, row::not_found, unavailable};
 use crate::{
     api::{Name, timers::Attempt},
     error::Result,
@@ -34,16 +34,15 @@ impl Store {
         .await
         .map_err(unavailable)?;
         let attempt = |row: &sqlx::postgres::PgRow| {
-            let (status, response): (&str, Option<&str>) = (row.try_get("status")?, row.try_get("response")?);
             Ok(Attempt {
                 run: row.try_get::<i32, _>("run")? as u32,
                 attempt: row.try_get::<i32, _>("attempt")? as u32,
                 started_at: row.try_get("started_at")?,
                 ended_at: row.try_get("ended_at")?,
-                status: status.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))?,
+                status: parsed(row, "status")?,
                 error: row.try_get("error")?,
                 late_by_ms: row.try_get("late_by_ms")?,
-                response: response.map(|text| decoded("response", text)).transpose()?,
+                response: json(row, "response")?,
             })
         };
         rows.iter().map(attempt).collect::<Result<_, sqlx::Error>>().map_err(unavailable)

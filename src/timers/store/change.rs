@@ -1,13 +1,12 @@
 //! Changes by callers. Each holds from the moment that it is committed: a claim that comes later sees it.
 
-use chrono::{DateTime, Utc};
-use sqlx::{FromRow, Row};
+use sqlx::{Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Store, TimerRow, row::columns, unavailable};
+use super::{Store, TimerRow, parsed, row::columns, unavailable};
 use crate::{
     api::{Name, timers::Status},
-    error::Result,
+    error::{Error, Result},
     timers::callback,
 };
 
@@ -23,29 +22,22 @@ pub enum Transition {
 }
 
 impl Store {
-    /// Makes a transition where it is possible. None if it is not. With the timer comes its destination.
-    pub async fn transition(
-        &self,
-        tenant: &Name,
-        id: Uuid,
-        transition: Transition,
-    ) -> Result<Option<(TimerRow, String)>> {
+    /// Makes a transition where it is possible. None if it is not.
+    pub async fn transition(&self, tenant: &Name, id: Uuid, transition: Transition) -> Result<Option<TimerRow>> {
         let statement = match transition {
             Transition::Fire => concat!(
                 "update timers set due_at = statement_timestamp(),
                      execute_at = case when attempt = 0 then statement_timestamp() else execute_at end,
                      generation = generation + 1, updated_at = statement_timestamp()
                  where tenant = $1 and id = $2 and status = 'pending' returning ",
-                columns!(),
-                ", destination"
+                columns!()
             ),
             Transition::Retry => concat!(
                 "update timers set status = 'pending', due_at = statement_timestamp(), generation = generation + 1,
                      attempts_allowed = attempt + coalesce((options -> 'retry' ->> 'max_attempts')::int, 1),
                      updated_at = statement_timestamp()
                  where tenant = $1 and id = $2 and status = 'failed' returning ",
-                columns!(),
-                ", destination"
+                columns!()
             ),
             Transition::Pause => concat!(
                 "update timers
@@ -54,13 +46,11 @@ impl Store {
                      updated_at = statement_timestamp()
                  where tenant = $1 and id = $2 and options -> 'recurrence' is not null
                      and (status = 'pending' or status = 'executing' and after_run is null) returning ",
-                columns!(),
-                ", destination"
+                columns!()
             ),
         };
-        let row = sqlx::query(statement).bind(tenant.as_str()).bind(id).fetch_optional(&self.pool).await;
-        let read = |row: sqlx::postgres::PgRow| Ok((TimerRow::from_row(&row)?, row.try_get("destination")?));
-        row.and_then(|row| row.map(read).transpose()).map_err(unavailable)
+        let changed = sqlx::query_as(statement).bind(tenant.as_str()).bind(id).fetch_optional(&self.pool);
+        changed.await.map_err(unavailable)
     }
 
     /// Cancels what has not begun to fire. A recurring timer that is firing ends with that run. The answers are the
@@ -75,7 +65,8 @@ impl Store {
              )
              update timers t
              set status = case when t.status = 'executing' then t.status else 'canceled' end,
-                 after_run = case when t.status = 'executing' then 'canceled' end, generation = generation + 1, updated_at = clock_timestamp()
+                 after_run = case when t.status = 'executing' then 'canceled' end, generation = generation + 1,
+                 updated_at = clock_timestamp()
              from wanted where t.id = wanted.id
              returning t.id, t.status",
         )
@@ -98,15 +89,8 @@ impl Store {
     }
 
     /// Writes a changed timer over the one that was read, if nobody changed or claimed it meanwhile.
-    pub async fn replace(
-        &self,
-        tenant: &Name,
-        row: &TimerRow,
-        destination: &str,
-        was: Status,
-    ) -> Result<Option<TimerRow>> {
-        let encode = |error: serde_json::Error| crate::error::Error::internal(error);
-        let updated = sqlx::query(concat!(
+    pub async fn replace(&self, row: &TimerRow, was: Status) -> Result<Option<TimerRow>> {
+        let changed = sqlx::query_as(concat!(
             "update timers
              set execute_at = $4, due_at = $5, callback_type = $6, callback_config = $7::json, destination = $8,
                  options = $9::json, metadata = $10::jsonb, attempts_allowed = $11, status = $12,
@@ -115,14 +99,14 @@ impl Store {
              returning ",
             columns!()
         ))
-        .bind(tenant.as_str())
+        .bind(&row.tenant)
         .bind(row.id)
         .bind(row.generation)
-        .bind::<DateTime<Utc>>(row.execute_at)
+        .bind(row.execute_at)
         .bind(row.due_at)
         .bind(callback::kind(&row.callback).as_str())
-        .bind(serde_json::to_string(&row.callback).map_err(encode)?)
-        .bind(destination)
+        .bind(serde_json::to_string(&row.callback).map_err(Error::internal)?)
+        .bind(&*row.destination)
         .bind(row.options.encode()?)
         .bind(row.metadata.as_ref().map(serde_json::Value::to_string))
         .bind(row.attempts_allowed)
@@ -130,17 +114,12 @@ impl Store {
         .bind(was.as_str())
         .bind(row.attempt)
         .bind(row.run)
-        .fetch_optional(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        updated.as_ref().map(TimerRow::from_row).transpose().map_err(unavailable)
+        .fetch_optional(&self.pool);
+        changed.await.map_err(unavailable)
     }
 }
 
-fn statuses(rows: &[sqlx::postgres::PgRow]) -> Result<Vec<(Uuid, Status)>> {
-    let status = |row: &sqlx::postgres::PgRow| {
-        let status: &str = row.try_get("status")?;
-        Ok((row.try_get("id")?, status.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))?))
-    };
+fn statuses(rows: &[PgRow]) -> Result<Vec<(Uuid, Status)>> {
+    let status = |row: &PgRow| Ok((row.try_get("id")?, parsed(row, "status")?));
     rows.iter().map(status).collect::<Result<_, sqlx::Error>>().map_err(unavailable)
 }

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{FromRow, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Entry, Store, bounded, decoded};
+use super::{Entry, Store, bounded, column, json, parsed};
 use crate::{
     api::{Name, timers::Callback},
     telemetry::Trace,
@@ -53,18 +53,16 @@ macro_rules! claimed_columns {
 
 impl FromRow<'_, PgRow> for Claimed {
     fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
-        let options: Option<&str> = row.try_get("options")?;
-        let tenant: &str = row.try_get("tenant")?;
         Ok(Self {
             id: row.try_get("id")?,
-            tenant: tenant.parse().map_err(|error: crate::error::Error| sqlx::Error::Decode(error.into()))?,
+            tenant: parsed(row, "tenant")?,
             execute_at: row.try_get("execute_at")?,
             due_at: row.try_get("due_at")?,
             claimed_at: row.try_get("claimed_at")?,
             claim: row.try_get("claim")?,
-            callback: decoded("callback_config", row.try_get("callback")?)?,
+            callback: json(row, "callback")?.ok_or_else(|| sqlx::Error::ColumnNotFound("callback".into()))?,
             destination: row.try_get::<&str, _>("destination")?.into(),
-            options: options.map(|text| decoded("options", text)).transpose()?.unwrap_or_default(),
+            options: json(row, "options")?.unwrap_or_default(),
             run: row.try_get("run")?,
             attempt: row.try_get("attempt")?,
             attempts_allowed: row.try_get("attempts_allowed")?,
@@ -135,8 +133,8 @@ impl Store {
                  from unnest($1::uuid[], $2::uuid[]) as broken (id, claim)
                  where t.id = broken.id and t.claim = broken.claim and status = 'executing'",
             )
-            .bind(broken.iter().map(|(id, _)| *id).collect::<Vec<_>>())
-            .bind(broken.iter().map(|(_, claim)| *claim).collect::<Vec<_>>())
+            .bind(column(&broken, |(id, _)| *id))
+            .bind(column(&broken, |(_, claim)| *claim))
             .execute(&self.pool);
             bounded(failing).await?;
         }

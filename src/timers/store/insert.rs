@@ -1,20 +1,19 @@
 //! Setting timers: all that come at the same time in one statement.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
-use sqlx::FromRow;
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
 };
 use uuid::Uuid;
 
-use super::{Entry, Store, TimerRow, row::columns, unavailable};
+use super::{Entry, Store, TimerRow, column, row::columns, unavailable};
 use crate::{
-    api::{
-        Name,
-        timers::{Id, Status, TimerSummary},
-    },
+    api::timers::{Id, Status, TimerSummary},
     database::is_passing,
     error::{Code, Error, Result},
     timers::plan::Plan,
@@ -98,23 +97,20 @@ impl Store {
                 return plans.iter().map(|plan| Err(failed(plan))).collect();
             }
         };
-        let by_id: HashMap<Uuid, &TimerRow> = found.iter().map(|row| (row.id, row)).collect();
+        // What is there under our own id we have made, by an attempt whose answer was lost.
+        let ours: HashSet<Uuid> = inserted.into_iter().chain(found.iter().map(|row| row.id)).collect();
         let by_key: HashMap<(&str, &str), &TimerRow> = found
             .iter()
             .filter_map(|row| Some(((row.tenant.as_str(), row.idempotency_key.as_deref()?), row)))
             .collect();
         let answer = |plan: Plan| {
-            // What is there under our own id we have made, by an attempt whose answer was lost.
-            if inserted.contains(&plan.id) || by_id.contains_key(&plan.id) {
+            if ours.contains(&plan.id) {
                 let new = Entry { due_at: plan.execute_at, id: plan.id, destination: plan.destination.as_str().into() };
                 return Ok(Inserted { summary: summary(&plan), new: Some(new) });
             }
             let key = plan.idempotency_key.as_deref().unwrap_or_default();
             match by_key.get(&(plan.tenant.as_str(), key)) {
-                Some(row) if row.body_hash == plan.body_hash => {
-                    let summary = TimerSummary { repeated: true, ..row.summary() };
-                    Ok(Inserted { summary, new: None })
-                }
+                Some(row) if row.body_hash == plan.body_hash => Ok(Inserted { summary: row.repeated(), new: None }),
                 Some(row) => Err(Error::new(
                     Code::Conflict,
                     format!("idempotency_key: timer {} has this key and another body", row.id),
@@ -128,10 +124,7 @@ impl Store {
 
     /// Repeats the statement until its outcome is known: rows have their ids, so a repeat changes nothing. The error
     /// says whether something may have been written.
-    async fn insert_until_known(
-        &self,
-        plans: &[Plan],
-    ) -> Result<(std::collections::HashSet<Uuid>, Vec<TimerRow>), (Error, bool)> {
+    async fn insert_until_known(&self, plans: &[Plan]) -> Result<(Vec<Uuid>, Vec<TimerRow>), (Error, bool)> {
         let deadline = Instant::now() + DEADLINE;
         let mut in_doubt = false;
         loop {
@@ -151,38 +144,19 @@ impl Store {
                     tracing::warn!(error = %error, "setting timers is tried again");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                // What is refused as a whole is not written.
-                Err(error) => return Err((unavailable_or_refused(error, &mut in_doubt), in_doubt)),
+                Err(error) => {
+                    // What is refused as a whole is not written.
+                    let in_doubt = in_doubt && is_passing(&error);
+                    return Err((unavailable(error), in_doubt));
+                }
             }
         }
     }
 }
 
-impl Store {
-    /// The timer that was set under a key before, and whether by the same request.
-    pub async fn find_by_key(&self, tenant: &Name, key: &str) -> Result<Option<TimerRow>> {
-        let row = sqlx::query_as(concat!(
-            "select ",
-            columns!(),
-            " from timers where tenant = $1 and idempotency_key = $2 and idempotency_key is not null"
-        ));
-        row.bind(tenant.as_str()).bind(key).fetch_optional(&self.pool).await.map_err(unavailable)
-    }
-}
-
-fn unavailable_or_refused(error: sqlx::Error, in_doubt: &mut bool) -> Error {
-    *in_doubt &= is_passing(&error);
-    unavailable(error)
-}
-
-async fn insert_rows(
-    connection: &mut sqlx::PgConnection,
-    plans: &[Plan],
-) -> Result<std::collections::HashSet<Uuid>, sqlx::Error> {
-    fn column<'a, T>(plans: &'a [Plan], get: impl Fn(&'a Plan) -> T) -> Vec<T> {
-        plans.iter().map(get).collect()
-    }
-    let inserted: Vec<Uuid> = sqlx::query_scalar(
+/// The ids of those that are new.
+async fn insert_rows(connection: &mut sqlx::PgConnection, plans: &[Plan]) -> Result<Vec<Uuid>, sqlx::Error> {
+    sqlx::query_scalar(
         "insert into timers (id, tenant, created_at, updated_at, execute_at, due_at, callback_type, callback_config,
              destination, options, metadata, idempotency_key, body_hash, attempts_allowed, traceparent)
          select id, tenant, created_at, created_at, execute_at, execute_at, callback_type, callback_config::json,
@@ -208,14 +182,13 @@ async fn insert_rows(
     .bind(column(plans, |plan| plan.attempts_allowed))
     .bind(column(plans, |plan| plan.traceparent.as_deref()))
     .fetch_all(connection)
-    .await?;
-    Ok(inserted.into_iter().collect())
+    .await
 }
 
 /// The timers that stand in the way of some of the plans.
 async fn existing(connection: &mut sqlx::PgConnection, plans: &[Plan]) -> Result<Vec<TimerRow>, sqlx::Error> {
     let keyed = || plans.iter().filter_map(|plan| Some((plan.tenant.as_str(), plan.idempotency_key.as_deref()?)));
-    let rows = sqlx::query(concat!(
+    sqlx::query_as(concat!(
         "select ",
         columns!(),
         " from timers where id = any($1) union all select ",
@@ -224,12 +197,11 @@ async fn existing(connection: &mut sqlx::PgConnection, plans: &[Plan]) -> Result
         " from timers t join unnest($2::text[], $3::text[]) as wanted (wanted_tenant, wanted_key)
               on t.tenant = wanted_tenant and t.idempotency_key = wanted_key and t.idempotency_key is not null"
     ))
-    .bind(plans.iter().map(|plan| plan.id).collect::<Vec<_>>())
+    .bind(column(plans, |plan| plan.id))
     .bind(keyed().map(|(tenant, _)| tenant).collect::<Vec<_>>())
     .bind(keyed().map(|(_, key)| key).collect::<Vec<_>>())
     .fetch_all(connection)
-    .await?;
-    rows.iter().map(TimerRow::from_row).collect()
+    .await
 }
 
 fn summary(plan: &Plan) -> TimerSummary {

@@ -1,14 +1,14 @@
 //! Pages of timers.
 
 use chrono::{DateTime, Utc};
-use sqlx::{FromRow, Postgres, QueryBuilder};
+use sqlx::{Postgres, QueryBuilder, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Store, TimerRow, row::columns, unavailable};
+use super::{Store, parsed, unavailable};
 use crate::{
     api::{
         Name,
-        timers::{Order, Sort, Status},
+        timers::{Id, Order, Sort, Status, TimerSummary},
     },
     error::Result,
 };
@@ -28,12 +28,12 @@ pub struct Page<'a> {
 
 impl Store {
     /// A page, and how many timers there are on all of them.
-    pub async fn list(&self, page: &Page<'_>) -> Result<(Vec<TimerRow>, i64)> {
+    pub async fn list(&self, page: &Page<'_>) -> Result<(Vec<TimerSummary>, i64)> {
         let mut count = QueryBuilder::new("select count(*) from timers where ");
         filter(&mut count, page);
         let total: i64 = count.build_query_scalar().fetch_one(&self.pool).await.map_err(unavailable)?;
 
-        let mut query = QueryBuilder::new(concat!("select ", columns!(), " from timers where "));
+        let mut query = QueryBuilder::new(SUMMARIES);
         filter(&mut query, page);
         let (direction, comparison) = match page.order {
             Order::Asc => ("asc", ">"),
@@ -56,9 +56,27 @@ impl Store {
         };
         query.push(order).push(" limit ").push_bind(page.limit).push(" offset ").push_bind(page.offset);
         let rows = query.build().fetch_all(&self.pool).await.map_err(unavailable)?;
-        let rows: Result<Vec<_>, _> = rows.iter().map(TimerRow::from_row).collect();
-        Ok((rows.map_err(unavailable)?, total))
+        let timers: Result<Vec<_>, _> = rows.iter().map(summary).collect();
+        Ok((timers.map_err(unavailable)?, total))
     }
+}
+
+/// What a list shows, and no more: payloads may be large.
+const SUMMARIES: &str = "select id, created_at, updated_at, execute_at, callback_type, status, executed_at, late_by_ms \
+     from timers where ";
+
+fn summary(row: &PgRow) -> Result<TimerSummary, sqlx::Error> {
+    Ok(TimerSummary {
+        id: Id(row.try_get("id")?),
+        created_at: row.try_get("created_at")?,
+        updated_at: row.try_get("updated_at")?,
+        execute_at: row.try_get("execute_at")?,
+        callback_type: parsed(row, "callback_type")?,
+        status: parsed(row, "status")?,
+        executed_at: row.try_get("executed_at")?,
+        late_by_ms: row.try_get("late_by_ms")?,
+        repeated: false,
+    })
 }
 
 fn filter(query: &mut QueryBuilder<Postgres>, page: &Page<'_>) {

@@ -9,9 +9,10 @@ mod list;
 mod row;
 mod settle;
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, str::FromStr, time::Duration};
 
-use sqlx::PgPool;
+use serde::de::DeserializeOwned;
+use sqlx::{PgPool, Row, error::BoxDynError, postgres::PgRow};
 use tokio::time::timeout;
 
 pub use change::Transition;
@@ -54,8 +55,21 @@ pub fn unavailable(error: sqlx::Error) -> Error {
     }
 }
 
-/// JSON that we wrote ourselves.
-fn decoded<T: serde::de::DeserializeOwned>(column: &str, text: &str) -> Result<T, sqlx::Error> {
-    serde_json::from_str(text)
-        .map_err(|error| sqlx::Error::ColumnDecode { index: column.to_owned(), source: error.into() })
+/// A column of JSON, read as text.
+fn json<T: DeserializeOwned>(row: &PgRow, column: &str) -> Result<Option<T>, sqlx::Error> {
+    let text: Option<&str> = row.try_get(column)?;
+    let broken =
+        |error: serde_json::Error| sqlx::Error::ColumnDecode { index: column.to_owned(), source: error.into() };
+    text.map(serde_json::from_str).transpose().map_err(broken)
+}
+
+/// A column of text that stands for something.
+fn parsed<T: FromStr<Err: Into<BoxDynError>>>(row: &PgRow, column: &str) -> Result<T, sqlx::Error> {
+    let text: &str = row.try_get(column)?;
+    text.parse().map_err(|error: T::Err| sqlx::Error::ColumnDecode { index: column.to_owned(), source: error.into() })
+}
+
+/// What a statement for many rows takes: one list for each column.
+fn column<'a, R, T>(rows: &'a [R], get: impl Fn(&'a R) -> T) -> Vec<T> {
+    rows.iter().map(get).collect()
 }

@@ -1,11 +1,13 @@
 //! One timer, as it stands in its row.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use sqlx::{FromRow, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Store, decoded, unavailable};
+use super::{Entry, Store, json, parsed, unavailable};
 use crate::{
     api::{
         Name,
@@ -18,8 +20,8 @@ use crate::{
 /// What [`TimerRow`] is read from.
 macro_rules! columns {
     () => {
-        "id, tenant, created_at, updated_at, execute_at, due_at, callback_config::text as callback, options::text as options, \
-         status, last_error, executed_at, late_by_ms, metadata::text as metadata, idempotency_key, body_hash, generation, \
+        "id, tenant, created_at, updated_at, execute_at, due_at, callback_config::text as callback, destination, \
+         options::text as options, status, last_error, executed_at, late_by_ms, metadata::text as metadata, idempotency_key, body_hash, generation, \
          run, attempt, attempts_allowed, response::text as response"
     };
 }
@@ -34,6 +36,7 @@ pub struct TimerRow {
     pub execute_at: DateTime<Utc>,
     pub due_at: DateTime<Utc>,
     pub callback: Callback,
+    pub destination: Arc<str>,
     pub options: Options,
     pub status: Status,
     pub last_error: Option<String>,
@@ -51,10 +54,6 @@ pub struct TimerRow {
 
 impl FromRow<'_, PgRow> for TimerRow {
     fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
-        let options: Option<&str> = row.try_get("options")?;
-        let metadata: Option<&str> = row.try_get("metadata")?;
-        let response: Option<&str> = row.try_get("response")?;
-        let status: &str = row.try_get("status")?;
         Ok(Self {
             id: row.try_get("id")?,
             tenant: row.try_get("tenant")?,
@@ -62,20 +61,21 @@ impl FromRow<'_, PgRow> for TimerRow {
             updated_at: row.try_get("updated_at")?,
             execute_at: row.try_get("execute_at")?,
             due_at: row.try_get("due_at")?,
-            callback: decoded("callback_config", row.try_get("callback")?)?,
-            options: options.map(|text| decoded("options", text)).transpose()?.unwrap_or_default(),
-            status: status.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))?,
+            callback: json(row, "callback")?.ok_or_else(|| sqlx::Error::ColumnNotFound("callback".into()))?,
+            destination: row.try_get::<&str, _>("destination")?.into(),
+            options: json(row, "options")?.unwrap_or_default(),
+            status: parsed(row, "status")?,
             last_error: row.try_get("last_error")?,
             executed_at: row.try_get("executed_at")?,
             late_by_ms: row.try_get("late_by_ms")?,
-            metadata: metadata.map(|text| decoded("metadata", text)).transpose()?,
+            metadata: json(row, "metadata")?,
             idempotency_key: row.try_get("idempotency_key")?,
             body_hash: row.try_get("body_hash")?,
             generation: row.try_get("generation")?,
             run: row.try_get("run")?,
             attempt: row.try_get("attempt")?,
             attempts_allowed: row.try_get("attempts_allowed")?,
-            response: response.map(|text| decoded("response", text)).transpose()?,
+            response: json(row, "response")?,
         })
     }
 }
@@ -93,6 +93,16 @@ impl TimerRow {
             late_by_ms: self.late_by_ms,
             repeated: false,
         }
+    }
+
+    /// For a request that asks for the same again.
+    pub fn repeated(&self) -> TimerSummary {
+        TimerSummary { repeated: true, ..self.summary() }
+    }
+
+    /// How it waits for its time.
+    pub fn entry(&self) -> Entry {
+        Entry { due_at: self.due_at, id: self.id, destination: self.destination.clone() }
     }
 
     /// Everything, with or without what the callback's headers say.
@@ -142,6 +152,16 @@ impl Store {
             .await
             .map_err(unavailable)?;
         row.ok_or_else(not_found)
+    }
+
+    /// The timer that was set under an idempotency key before.
+    pub async fn find_by_key(&self, tenant: &Name, key: &str) -> Result<Option<TimerRow>> {
+        let row = sqlx::query_as(concat!(
+            "select ",
+            columns!(),
+            " from timers where tenant = $1 and idempotency_key = $2 and idempotency_key is not null"
+        ));
+        row.bind(tenant.as_str()).bind(key).fetch_optional(&self.pool).await.map_err(unavailable)
     }
 }
 

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
+use sqlx::{Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Store, bounded};
+use super::{Store, bounded, column, parsed};
 use crate::{
     api::{
         Name,
         timers::{CapturedResponse, Status},
     },
-    error::Error,
     timers::settling::UNKNOWN,
 };
 
@@ -58,12 +58,9 @@ impl Store {
     /// Writes what still counts: a claim that somebody else settled is left as it is, unless he did not know how it ended.
     /// May be repeated.
     pub async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {
-        fn column<'a, T>(settlements: &'a [Settlement], get: impl Fn(&'a Settlement) -> T) -> Vec<T> {
-            settlements.iter().map(get).collect()
-        }
         let response =
             |one: &Settlement| one.response.as_ref().and_then(|response| serde_json::to_string(response).ok());
-        let rows = sqlx::query_as::<_, (Uuid, Uuid, String)>(
+        let rows = sqlx::query(
             "with outcome as (
                  select * from unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[], $5::timestamptz[], $6::timestamptz[],
                      $7::text[], $8::text[], $9::bigint[], $10::bigint[], $11::text[], $12::text[], $13::timestamptz[],
@@ -121,10 +118,9 @@ impl Store {
         .bind(UNKNOWN)
         .fetch_all(&self.pool);
         let rows = bounded(rows).await?;
-        let settled = |(id, claim, status): (Uuid, Uuid, String)| {
-            let status = status.parse().map_err(|error: String| sqlx::Error::Decode(Error::internal(error).into()))?;
-            Ok(Settled { id, claim, status })
+        let settled = |row: &PgRow| {
+            Ok(Settled { id: row.try_get("id")?, claim: row.try_get("claim")?, status: parsed(row, "status")? })
         };
-        rows.into_iter().map(settled).collect()
+        rows.iter().map(settled).collect()
     }
 }

@@ -81,6 +81,13 @@ impl Deployment {
         Running::start(server).await
     }
 
+    /// Serves it in a process of its own, with these settings more.
+    pub fn spawn_with(&self, settings: &[(&str, &str)]) -> Process {
+        let mut environment = self.environment();
+        environment.extend(settings.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+        Process::spawn(&["serve"], environment)
+    }
+
     /// Serves it in a process of its own.
     pub fn spawn(&self, arguments: &[&str]) -> Process {
         let mut all = vec!["serve"];
@@ -288,6 +295,11 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attemp
         }
     };
     tokio::time::timeout(Duration::from_secs(30), tries).await.unwrap_or_else(|_| panic!("never happened: {what}"))
+}
+
+/// Waits for a moment of the real clock, which PostgreSQL and NATS go by too.
+pub async fn past(moment: DateTime<Utc>) {
+    tokio::time::sleep((moment - Utc::now()).to_std().unwrap_or_default()).await;
 }
 
 pub fn name(text: &str) -> Name {

@@ -60,10 +60,6 @@ impl Answering {
 impl Receiver {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self::on(listener)
-    }
-
-    pub fn on(listener: TcpListener) -> Self {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let shared = Arc::new(Shared { received: watch::Sender::new(Vec::new()), answers: Mutex::default() });
         let routes = Router::new().route("/{*path}", post(receive)).with_state(shared.clone());
