@@ -63,6 +63,39 @@ outcomes! {
     Unavailable = "unavailable", 503;
     /// A sequence reached its end.
     Exhausted = "exhausted", 503;
+
+    /// A usage record, or what is said about usage, is not as it must be.
+    ValidationError = "validation_error", 400;
+    /// A usage record that is older than the grace period.
+    GracePeriodExceeded = "grace_period_exceeded", 400;
+    /// A published message whose id is not under its own tenant and source.
+    UnsafeMessageId = "unsafe_message_id", 400;
+    /// No unit has the record's usage type.
+    TypeNotFound = "type_not_found", 404;
+    /// The unit is not bound to the source.
+    SourceNotAuthorized = "source_not_authorized", 403;
+    /// The caller may not attribute usage to this user.
+    AttributionNotAuthorized = "attribution_not_authorized", 403;
+    /// The same idempotency key with another body.
+    DuplicateRecord = "duplicate_record", 409;
+    /// A counter that goes down.
+    CounterViolation = "counter_violation", 422;
+    /// A unit of this name exists.
+    UnitNameConflict = "unit_name_conflict", 409;
+    /// Neither counter nor gauge.
+    InvalidMetricKind = "invalid_metric_kind", 400;
+    /// No JSON Schema.
+    InvalidSchema = "invalid_schema", 400;
+    /// A unit that nobody may use.
+    AllowedSourcesEmpty = "allowed_sources_empty", 400;
+    /// A source that is not registered.
+    SourceNotFound = "source_not_found", 404;
+    /// A storage backend that is not configured.
+    StorageBackendNotFound = "storage_backend_not_found", 404;
+    /// Less than 7 days or more than 2555.
+    RetentionOutOfBounds = "retention_out_of_bounds", 400;
+    /// The units can't be read or written right now.
+    TypesRegistryUnavailable = "types_registry_unavailable", 503;
 }
 
 impl fmt::Display for Code {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 
 use crate::{
-    api::{Call, Context, Encoding, Handle, Info, Name, Operation, Target},
+    api::{Call, Context, Encoding, Handle, Info, Name, Operation, Request, Target},
     client::Client,
     error::{Error, Result},
 };
@@ -93,7 +93,7 @@ impl<O: Operation, H: Handle<O>> Wired for WiredOperation<O, H> {
         // Read before the future is made, so that it does not carry what was read.
         let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a subject of another shape"));
         let call = target.and_then(|target| {
-            let request = encoding.decode_request(&body)?;
+            let request = O::Request::read(encoding, body)?;
             Ok(Call { target, request, context })
         });
         match call {

@@ -75,6 +75,8 @@ impl Caller {
             (Caller::Key(key), Scope::Mint) => key.roles.contains(&Grant::Mint),
             (Caller::Key(key), Scope::Timers) => key.roles.contains(&Grant::Timers),
             (Caller::Key(key), Scope::Secrets) => key.roles.contains(&Grant::Secrets),
+            (Caller::Key(key), Scope::Usage) => key.roles.contains(&Grant::Usage),
+            (Caller::Key(key), Scope::Tenant) => key.roles.contains(&Grant::Admin),
             (Caller::Token(_), scope) => scope == Scope::Mint && surface == Surface::Ids,
         }
     }
@@ -84,6 +86,32 @@ impl Caller {
         match self {
             Caller::Key(key) => key.tenant.clone(),
             Caller::Admin | Caller::Token(_) => DEFAULT_TENANT.parse().expect("a valid name"),
+        }
+    }
+
+    /// What his usage records come from: his key's source.
+    pub fn source(&self) -> Result<Name> {
+        match self {
+            Caller::Key(key) => key.source.clone().ok_or_else(|| {
+                Error::new(Code::SourceNotAuthorized, "this API key has no source, so it can't send usage records")
+            }),
+            Caller::Admin | Caller::Token(_) => Ok(DEFAULT_TENANT.parse().expect("a valid name")),
+        }
+    }
+
+    /// The one user for whom he may speak.
+    pub fn user(&self) -> Option<&str> {
+        match self {
+            Caller::Key(key) => key.user.as_deref(),
+            Caller::Admin | Caller::Token(_) => None,
+        }
+    }
+
+    /// A tenant that he names, if it is one that he may name. Of others he does not even learn whether they exist.
+    pub fn named_tenant(&self, tenant: Name) -> Result<Name> {
+        match self.has(Scope::Operator, Surface::Native) || self.tenant() == tenant {
+            true => Ok(tenant),
+            false => Err(Error::new(Code::NotFound, format!("there is no tenant {tenant} for these credentials"))),
         }
     }
 

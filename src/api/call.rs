@@ -1,6 +1,11 @@
 //! One call of an operation, as the domain sees it, whatever transport brought it.
 
-use std::{fmt, future::Future, str::FromStr, sync::Arc};
+use std::{
+    fmt,
+    future::Future,
+    str::FromStr,
+    sync::{Arc, Mutex},
+};
 
 use super::Operation;
 use crate::{
@@ -22,9 +27,26 @@ pub struct Context {
     pub trace: Trace,
     /// How the caller or a proxy calls the request, for the records.
     pub named: Option<Arc<str>>,
+    /// Whether the caller would rather have an answer than the outcome.
+    pub respond_async: bool,
+    /// The one user for whom the caller may speak, if he is bound to one.
+    pub user: Option<Arc<str>>,
+    /// What goes back with the answer.
+    pub reply: ReplyHeaders,
 }
 
 impl Context {
+    /// The header that narrows a request to one user's, on NATS. Over HTTP the caller's key says it.
+    pub const USER_HEADER: &str = "Tidemark-User";
+    /// The header of RFC 7240, on both transports.
+    pub const PREFER_HEADER: &str = "Prefer";
+
+    /// Whether a header asks for an answer without the outcome.
+    pub fn prefers_async(header: Option<&str>) -> bool {
+        let is_async = |preference: &str| preference.trim().eq_ignore_ascii_case("respond-async");
+        header.is_some_and(|header| header.split([',', ';']).any(is_async))
+    }
+
     /// The header that names a request, on both transports.
     pub const NAME_HEADER: &str = "X-Request-ID";
 
@@ -39,6 +61,35 @@ impl Context {
         let text = header?;
         let end = text.char_indices().nth(128).map_or(text.len(), |(end, _)| end);
         (!text.is_empty()).then(|| text[..end].into())
+    }
+}
+
+/// Headers of the reply, whether it is an answer or an error. Transports open them where an operation has any to set.
+#[derive(Debug, Clone, Default)]
+pub struct ReplyHeaders(Option<Arc<Mutex<Vec<ReplyHeader>>>>);
+
+type ReplyHeader = (&'static str, String);
+
+impl ReplyHeaders {
+    pub const LIMIT: &str = "X-RateLimit-Limit";
+    pub const REMAINING: &str = "X-RateLimit-Remaining";
+    pub const RESET: &str = "X-RateLimit-Reset";
+    pub const ALL: [&str; 3] = [Self::LIMIT, Self::REMAINING, Self::RESET];
+
+    /// Ones that can be set, if the operation does.
+    pub fn of(info: &super::Info) -> Self {
+        Self((info.surface == super::Surface::Usage).then(Arc::default))
+    }
+
+    pub fn set(&self, name: &'static str, value: impl fmt::Display) {
+        if let Some(headers) = &self.0 {
+            headers.lock().expect("no panic while headers are held").push((name, value.to_string()));
+        }
+    }
+
+    pub fn take(&self) -> Vec<ReplyHeader> {
+        let taken = |headers: &Arc<Mutex<Vec<_>>>| std::mem::take(&mut *headers.lock().expect("no panic while held"));
+        self.0.as_ref().map(taken).unwrap_or_default()
     }
 }
 

@@ -8,6 +8,7 @@ mod call;
 mod encoding;
 mod name;
 mod operation;
+mod request;
 mod scope;
 
 pub mod admin;
@@ -15,11 +16,13 @@ pub mod ids;
 pub mod noid;
 pub mod stages;
 pub mod timers;
+pub mod usage;
 
-pub use call::{Call, Context, Handle, IdempotencyKey};
+pub use call::{Call, Context, Handle, IdempotencyKey, ReplyHeaders};
 pub use encoding::{Encoding, named};
 pub use name::{Name, Target};
 pub use operation::{Info, Method, NoParameters, Operation, Route, Visitor};
+pub use request::{Request, WholeBody};
 pub use scope::{Scope, Surface};
 
 /// Shows every operation to the visitor, in the order of the documentation.
@@ -28,5 +31,6 @@ pub fn visit(visitor: &mut impl Visitor) {
     noid::visit(visitor);
     stages::visit(visitor);
     timers::visit(visitor);
+    usage::visit(visitor);
     admin::visit(visitor);
 }

@@ -90,6 +90,18 @@ impl Target for Name {
     }
 }
 
+impl Target for (Name, Name) {
+    const NAMES: usize = 2;
+
+    fn names(&self) -> Vec<&Name> {
+        vec![&self.0, &self.1]
+    }
+
+    fn from_names(names: Vec<Name>) -> Option<Self> {
+        <[Name; 2]>::try_from(names).ok().map(|[first, second]| (first, second))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,16 +3,21 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use utoipa::ToSchema;
 
-use super::{Name, Scope, Surface, Target};
+use super::{Name, Request, Scope, Surface, Target};
 
 /// One thing that can be asked, declared by [`operations!`].
 pub trait Operation: Send + Sync + 'static {
     type Target: Target;
-    type Request: Serialize + DeserializeOwned + ToSchema + Send + Sync;
+    type Request: Request;
     type Response: Serialize + DeserializeOwned + ToSchema + Send + Sync;
     /// What is called instead, over HTTP, for a caller who has [`Info::privilege`]: what a role opens has a subject of its own.
     type Privileged: Operation<Target = Self::Target, Request = Self::Request, Response = Self::Response>;
     const INFO: Info;
+
+    /// The HTTP status of an answer.
+    fn status(answer: &Self::Response) -> u16 {
+        if Self::is_repeated(answer) { Self::INFO.repeated } else { Self::INFO.success }
+    }
 
     /// Whether an answer was given before. The body is the same then; the HTTP status or a header of the reply tells it.
     fn is_repeated(_answer: &Self::Response) -> bool {
@@ -38,6 +43,8 @@ pub struct Info {
     pub success: u16,
     /// The same for an answer that was given before.
     pub repeated: u16,
+    /// The same for an answer that says that the work is yet to be done.
+    pub deferred: u16,
     /// What a success is called, where answers come in an envelope.
     pub message: &'static str,
     /// The role that opens [`Operation::Privileged`].
@@ -102,7 +109,8 @@ pub trait Visitor {
 }
 
 /// Declares the operations of one service: the type, its subject and routes, and the client's method. An operation with a
-/// status for repeated answers has a member `repeated` in its response, which is not sent.
+/// status for repeated answers has a member `repeated` in its response, which is not sent; one with a status for deferred
+/// answers has a response that says whether it `is_deferred`.
 macro_rules! operations {
     (
         service $service:literal on $surface:ident;
@@ -113,6 +121,7 @@ macro_rules! operations {
                 scope: $scope:ident,
                 success: $success:literal,
                 $(repeated: $repeated:literal,)?
+                $(deferred: $deferred:literal,)?
                 $(message: $message:literal,)?
                 $(limited_by_client: $limited:literal,)?
                 $(header: $header:literal,)?
@@ -138,6 +147,7 @@ macro_rules! operations {
                     surface: $crate::api::Surface::$surface,
                     success: $success,
                     repeated: operations!(@or $($repeated)? $success),
+                    deferred: operations!(@or $($deferred)? $success),
                     message: operations!(@or $($message)? "success"),
                     privilege: operations!(@scope $($privilege)?),
                     limited_by_client: operations!(@or $($limited)? false),
@@ -154,6 +164,12 @@ macro_rules! operations {
 
                     fn repeat(answer: &mut $response) {
                         answer.repeated = true;
+                    }
+                )?
+
+                $(
+                    fn status(answer: &$response) -> u16 {
+                        if answer.is_deferred() { $deferred } else { $success }
                     }
                 )?
             }
@@ -185,7 +201,9 @@ macro_rules! operations {
     (@option $value:literal) => { Some($value) };
     (@target) => { () };
     (@target $name:ident) => { $crate::api::Name };
+    (@target $first:ident $second:ident) => { ($crate::api::Name, $crate::api::Name) };
     (@value) => { () };
     (@value $name:ident) => { $name.clone() };
+    (@value $first:ident $second:ident) => { ($first.clone(), $second.clone()) };
 }
 pub(super) use operations;

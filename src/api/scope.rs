@@ -11,6 +11,10 @@ pub enum Scope {
     Timers,
     /// Those of them that may see secrets: the role `secrets`.
     Secrets,
+    /// A tenant's services that write and read its usage: the role `usage`.
+    Usage,
+    /// Whoever administers the tenant that is named: the operator, or its own key with the role `admin`.
+    Tenant,
 }
 
 /// One of the interfaces that Tidemark unites. Each has paths, a dialect and a rule for strangers.

@@ -605,13 +605,7 @@ pub fn number(code: Code) -> u16 {
         Code::Internal | Code::Unavailable | Code::Exhausted | Code::RateLimited => 1,
         Code::NotFound => 3,
         Code::Unauthenticated | Code::Forbidden => 4,
-        Code::InvalidRequest
-        | Code::InvalidKey
-        | Code::SizeExceedsLimit
-        | Code::DeltaExceedsLimit
-        | Code::Conflict
-        | Code::PayloadTooLarge
-        | Code::MethodNotAllowed => 2,
+        _ => 2,
     }
 }
 

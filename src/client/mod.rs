@@ -20,7 +20,7 @@ use std::time::Duration;
 use async_nats::{ConnectOptions, HeaderMap, client::RequestErrorKind};
 
 use crate::{
-    api::{Context, Encoding, IdempotencyKey, Name, Operation},
+    api::{Context, Encoding, IdempotencyKey, Name, Operation, ReplyHeaders, Request},
     error::{self, Error, Result},
     jetstream,
     telemetry::Trace,
@@ -72,7 +72,14 @@ impl Client {
         context: &Context,
     ) -> Result<O::Response> {
         let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, Encoding::MessagePack.content_type());
+        let (encoding, body) = request.write()?;
+        headers.insert(CONTENT_TYPE, encoding.content_type());
+        if context.respond_async {
+            headers.insert(Context::PREFER_HEADER, "respond-async");
+        }
+        if let Some(user) = &context.user {
+            headers.insert(Context::USER_HEADER, &**user);
+        }
         if let Some(key) = &context.idempotency_key {
             headers.insert(IdempotencyKey::HEADER, key.as_str());
         }
@@ -83,10 +90,14 @@ impl Client {
             headers.insert(Context::NAME_HEADER, &**name);
         }
         let subject = O::INFO.subject(&self.prefix, target);
-        let body = Encoding::MessagePack.encode(request)?;
         let reply = self.ask(subject, headers, body).await?;
-        let mut answer = Encoding::MessagePack.decode(&reply.payload)?;
-        if reply.headers.is_some_and(|headers| headers.get(REPEATED).is_some()) {
+        for name in ReplyHeaders::ALL {
+            if let Some(value) = header(&reply, name) {
+                context.reply.set(name, value);
+            }
+        }
+        let mut answer = outcome(&reply).and_then(|()| encoding.decode(&reply.payload))?;
+        if header(&reply, REPEATED).is_some() {
             O::repeat(&mut answer);
         }
         Ok(answer)
@@ -104,27 +115,37 @@ impl Client {
 
     /// Sends a request of any kind; an error reply becomes an [`Error`].
     pub async fn request(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<bytes::Bytes> {
-        Ok(self.ask(subject, headers, body).await?.payload)
+        let reply = self.ask(subject, headers, body).await?;
+        outcome(&reply)?;
+        Ok(reply.payload)
     }
 
     async fn ask(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<async_nats::Message> {
         let reply = jetstream::request_within(TIMEOUT, &self.nats, subject.clone(), headers, body).await;
-        let reply = reply.map_err(|error| match error.kind() {
+        reply.map_err(|error| match error.kind() {
             RequestErrorKind::TimedOut => Error::unavailable(format!("no answer on {subject} in time")),
             RequestErrorKind::NoResponders => Error::unavailable(format!("nobody answers on {subject}")),
             RequestErrorKind::InvalidSubject => Error::invalid(format!("not a subject: {subject}")),
             _ => Error::unavailable("the request was not sent").source(error),
-        })?;
-        let header = |name| reply.headers.as_ref().and_then(|headers| headers.get(name)).map(|value| value.as_str());
-        match header(SERVICE_ERROR_CODE) {
-            None => Ok(reply),
-            Some(_) => {
-                let encoding = Encoding::of(header(CONTENT_TYPE));
-                let body: error::Body = encoding.decode(&reply.payload).map_err(|_| {
-                    Error::unavailable(format!("{subject}: {}", header(SERVICE_ERROR).unwrap_or("failed")))
-                })?;
-                Err(body.into())
-            }
-        }
+        })
     }
+}
+
+fn header<'a>(reply: &'a async_nats::Message, name: &str) -> Option<&'a str> {
+    reply.headers.as_ref()?.get(name).map(|value| value.as_str())
+}
+
+/// Whether a reply is an answer or an error.
+fn outcome(reply: &async_nats::Message) -> Result<()> {
+    if header(reply, SERVICE_ERROR_CODE).is_none() {
+        return Ok(());
+    }
+    let body: Result<error::Body> = Encoding::of(header(reply, CONTENT_TYPE)).decode(&reply.payload);
+    Err(match body {
+        Ok(body) => body.into(),
+        Err(_) => {
+            let problem = header(reply, SERVICE_ERROR).unwrap_or("failed");
+            Error::unavailable(format!("{}: {problem}", reply.subject))
+        }
+    })
 }

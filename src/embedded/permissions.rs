@@ -124,7 +124,10 @@ impl Callers {
                 let pattern = O::INFO.pattern(self.prefix);
                 match O::INFO.scope {
                     Scope::Mint => self.subjects.push(pattern),
-                    Scope::Timers | Scope::Secrets => self.subjects.push(pattern.replace('*', self.tenant.as_str())),
+                    // The tenant stands first.
+                    Scope::Timers | Scope::Secrets | Scope::Usage | Scope::Tenant => {
+                        self.subjects.push(pattern.replacen('*', self.tenant.as_str(), 1));
+                    }
                     Scope::Operator => {}
                 }
             }

@@ -6,20 +6,21 @@ use axum::{
     Router,
     body::{Body, HttpBody, to_bytes},
     extract::{Path, Request, State},
-    http::HeaderMap,
+    http::{HeaderMap, HeaderName, HeaderValue},
     response::Response,
     routing::{MethodFilter, on},
 };
 
 use super::{App, Ready, dialect, edge::Client, params::Params, text};
 use crate::{
-    api::{self, Call, Context, Encoding, IdempotencyKey, Method, Name, Operation, Target},
+    api::{self, Call, Context, Encoding, IdempotencyKey, Method, Name, Operation, ReplyHeaders, Request as _, Target},
     error::{Code, Error, Result},
     telemetry::Trace,
 };
 
-/// The target that a credential has.
+/// The targets that a credential has.
 pub const TENANT: &str = "tenant";
+pub const SOURCE: &str = "source";
 
 /// The routes of every declaration.
 pub fn routes() -> Router<Arc<App>> {
@@ -48,18 +49,23 @@ async fn answer<O: Operation>(
     request: Request,
 ) -> Response {
     let encoding = wanted(request.headers());
+    let reply = ReplyHeaders::of(&O::INFO);
     // A route for GET takes HEAD as well, and ids must not be spent on answers that nobody sees.
     if request.method() == axum::http::Method::HEAD {
         let error = Error::new(Code::MethodNotAllowed, "HEAD is not supported here");
         return dialect::failure(O::INFO.surface, encoding, &error);
     }
-    match call::<O>(&app, path, request, encoding).await {
-        Ok(response) => response,
-        Err(error) => {
-            error.log(&O::INFO.name());
-            dialect::failure(O::INFO.surface, encoding, &error)
+    let answered = call::<O>(&app, path, request, encoding, reply.clone()).await;
+    let mut response = answered.unwrap_or_else(|error| {
+        error.log(&O::INFO.name());
+        dialect::failure(O::INFO.surface, encoding, &error)
+    });
+    for (name, value) in reply.take() {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            response.headers_mut().insert(name, value);
         }
     }
+    response
 }
 
 /// The reply mirrors the request, unless the caller names another encoding.
@@ -75,9 +81,11 @@ async fn call<O: Operation>(
     path: HashMap<String, String>,
     request: Request,
     encoding: Encoding,
+    reply: ReplyHeaders,
 ) -> Result<Response> {
     let ready = app.ready()?;
-    let (call, privileged) = understand::<O>(app, ready, path, request).await?;
+    let (mut call, privileged) = understand::<O>(app, ready, path, request).await?;
+    call.context.reply = reply;
     let answer = match privileged {
         false => ready.gateway.call(call).await?,
         true => {
@@ -85,7 +93,7 @@ async fn call<O: Operation>(
             Box::pin(ready.gateway.call::<O::Privileged>(Call { target, request, context })).await?
         }
     };
-    dialect::success(&O::INFO, O::is_repeated(&answer), encoding, &answer)
+    dialect::success(&O::INFO, O::status(&answer), encoding, &answer)
 }
 
 /// Admits the caller and reads what he asks for, and whether he has the privilege that the operation knows. Apart from the
@@ -114,21 +122,30 @@ async fn understand<O: Operation>(
         Box::pin(ready.limits.admit_client(*address)).await?;
     }
     let mut params = Params::default();
+    let in_path = |name: &str| path.contains_key(name);
+    let (names_tenant, names_source) = (in_path(TENANT), in_path(SOURCE));
     path.into_iter().try_for_each(|(name, value)| params.add_text(name, value))?;
     params.add_query(parts.uri.query().unwrap_or_default())?;
     if !body.is_end_stream() {
         let body = read(body, app.config.http.body_limit).await?;
-        params.add_body(text(&parts.headers, "content-type"), body).await?;
+        let content_type = text(&parts.headers, "content-type");
+        match O::Request::WHOLE {
+            true => params.set_body(content_type, body),
+            false => params.add_body(content_type, body).await?,
+        }
     }
     let named = |name: &&str| match (*name, &caller) {
-        // Nobody names his tenant: it is the caller's.
-        (TENANT, Some(caller)) => Ok(caller.tenant()),
+        // Nobody names his tenant or source: they are the caller's. Administrators name what they administer.
+        (TENANT, Some(caller)) if !names_tenant => Ok(caller.tenant()),
+        (SOURCE, Some(caller)) if !names_source => caller.source(),
+        (TENANT, Some(caller)) => caller.named_tenant(params.take_text(name)?.parse()?),
         _ => params.take_text(name)?.parse(),
     };
     let names = info.target.iter().map(named).collect::<Result<Vec<Name>>>()?;
     if let Some(caller) = &caller {
         caller.may_reach(&names)?;
     }
+    let user = caller.as_ref().and_then(|caller| caller.user().map(Arc::from));
     let privileged = caller.is_some_and(|caller| info.privilege.is_some_and(|scope| caller.has(scope, info.surface)));
     let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;
     let context = Context {
@@ -139,6 +156,9 @@ async fn understand<O: Operation>(
             .transpose()?,
         trace: parts.extensions.get::<Trace>().copied().unwrap_or_default(),
         named: Context::name(text(&parts.headers, Context::NAME_HEADER)),
+        respond_async: Context::prefers_async(text(&parts.headers, Context::PREFER_HEADER)),
+        user,
+        reply: ReplyHeaders::default(),
     };
     Ok((Call { target, request: params.request()?, context }, privileged))
 }

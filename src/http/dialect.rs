@@ -24,9 +24,9 @@ struct Envelope<T> {
 }
 
 /// A successful answer.
-pub fn success<A: Serialize>(info: &Info, repeated: bool, encoding: Encoding, answer: &A) -> Result<Response> {
+pub fn success<A: Serialize>(info: &Info, status: u16, encoding: Encoding, answer: &A) -> Result<Response> {
     let Info { surface, .. } = *info;
-    let (status, message) = if repeated { (info.repeated, "success") } else { (info.success, info.message) };
+    let message = if status == info.success { info.message } else { "success" };
     let body = match surface {
         Surface::Ids | Surface::Timers => {
             let data = (size_of::<A>() > 0).then_some(answer);
@@ -83,7 +83,6 @@ fn decorate(error: &Error, mut response: Response) -> Response {
 
 fn id_code(code: Code) -> u16 {
     match code {
-        Code::InvalidRequest | Code::Conflict | Code::PayloadTooLarge | Code::MethodNotAllowed => 1001,
         Code::InvalidKey => 1002,
         Code::SizeExceedsLimit => 1003,
         Code::DeltaExceedsLimit => 1004,
@@ -93,6 +92,7 @@ fn id_code(code: Code) -> u16 {
         Code::Internal => 4001,
         Code::Unavailable | Code::RateLimited => 4002,
         Code::Exhausted => 4003,
+        _ => 1001,
     }
 }
 
@@ -105,12 +105,11 @@ fn stage_text(error: &Error) -> &str {
     }
 }
 
-fn usage_code(code: Code) -> &'static str {
+/// What is wrong with a request as such is found before anybody knows that it is about usage.
+fn usage_code(code: Code) -> Code {
     match code {
-        Code::InvalidRequest | Code::InvalidKey | Code::SizeExceedsLimit | Code::DeltaExceedsLimit => {
-            "validation_error"
-        }
-        other => other.as_str(),
+        Code::InvalidRequest | Code::InvalidKey | Code::PayloadTooLarge => Code::ValidationError,
+        other => other,
     }
 }
 
@@ -159,7 +158,7 @@ mod tests {
     async fn the_same_answer_in_each_dialect() {
         for surface in SURFACES {
             let info = Info { surface, success: 201, ..<ListKeys as Operation>::INFO };
-            let response = success(&info, false, Encoding::Json, &json!({"id": [1]})).unwrap();
+            let response = success(&info, 201, Encoding::Json, &json!({"id": [1]})).unwrap();
             assert_eq!(response.status(), 201);
             let expected = match surface {
                 Surface::Ids | Surface::Timers => r#"{"code":0,"message":"success","data":{"id":[1]}}"#,

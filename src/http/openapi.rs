@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::bridge::TENANT;
+use super::bridge::{SOURCE, TENANT};
 use crate::{
     api::{self, Info, Method, Operation, Route, Scope, Surface},
     error,
@@ -82,10 +82,15 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
         let again = answer("The same answer again", "application/json", enveloped(info, response));
         operation["responses"][info.repeated.to_string()] = again;
     }
+    if info.deferred != info.success {
+        let later = answer("Kept, and done later", "application/json", enveloped(info, response));
+        operation["responses"][info.deferred.to_string()] = later;
+    }
     if !info.surface.open_by_default() {
         operation["security"] = json!([{ "bearer": [] }, { "apiKey": [] }]);
     }
     let in_path = |name: &str| route.path.contains(&format!("{{{name}}}"));
+    let is_the_callers = |name: &str| matches!(name, TENANT | SOURCE) && !in_path(name);
     let parameter = |name: &str, schema: &Value, required: bool| {
         let place = if in_path(name) { "path" } else { "query" };
         json!({
@@ -105,7 +110,7 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
     let mut parameters: Vec<Value> = info
         .target
         .iter()
-        .filter(|name| **name != TENANT && (!with_body || in_path(name)))
+        .filter(|name| !is_the_callers(name) && (!with_body || in_path(name)))
         .map(|name| parameter(name, &name_schema, true))
         .collect();
     parameters.extend(
@@ -120,7 +125,7 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
     );
     operation["parameters"] = parameters.into();
     if with_body {
-        let targets: Vec<_> = info.target.iter().filter(|name| **name != TENANT && !in_path(name)).collect();
+        let targets: Vec<_> = info.target.iter().filter(|name| !is_the_callers(name) && !in_path(name)).collect();
         let schema = if targets.is_empty() {
             request.clone()
         } else {
@@ -150,6 +155,10 @@ fn description(info: &Info) -> String {
             "For an API key with the role `timers`, on its own tenant; the admin token is the default tenant's."
         }
         Scope::Secrets => "For an API key with the role `secrets`, on its own tenant.",
+        Scope::Usage => {
+            "For an API key with the role `usage`, on its own tenant; the admin token is the default tenant's."
+        }
+        Scope::Tenant => "For the operator, or a key of that tenant with the role `admin`.",
     };
     format!("{}\n\n{scope}", info.about.trim())
 }

@@ -11,14 +11,14 @@ use percent_encoding::percent_decode;
 use serde::{
     Deserializer,
     de::{
-        self, DeserializeOwned, IntoDeserializer, Visitor,
+        self, IntoDeserializer, Visitor,
         value::{MapDeserializer, StrDeserializer},
     },
 };
 use serde_json::Value;
 
 use crate::{
-    api::Encoding,
+    api::{Encoding, Request},
     error::{Error, Result},
 };
 
@@ -26,7 +26,11 @@ use crate::{
 const MOST: usize = 64;
 
 #[derive(Debug, Default)]
-pub struct Params(Vec<(String, Param)>);
+pub struct Params {
+    named: Vec<(String, Param)>,
+    /// A body that is taken as a whole.
+    whole: Option<(Encoding, Bytes)>,
+}
 
 #[derive(Debug)]
 enum Param {
@@ -40,7 +44,7 @@ impl Params {
     pub fn add_text(&mut self, name: impl Into<String>, text: impl Into<String>) -> Result<()> {
         let (name, text) = (name.into(), text.into());
         let Some((object, member)) = name.split_once('.') else { return self.add(name, Param::Text(text)) };
-        match self.0.iter_mut().find(|(known, _)| known == object) {
+        match self.named.iter_mut().find(|(known, _)| known == object) {
             Some((_, Param::Members(members))) if members.len() == MOST => Err(too_many()),
             Some((_, Param::Members(members))) if members.iter().any(|(known, _)| known == member) => {
                 Err(Error::field(&name, "is given twice"))
@@ -72,6 +76,11 @@ impl Params {
         }
     }
 
+    /// Takes a body as it is.
+    pub fn set_body(&mut self, content_type: Option<&str>, body: Bytes) {
+        self.whole = Some((Encoding::of(content_type), body));
+    }
+
     fn add_urlencoded(&mut self, form: &[u8]) -> Result<()> {
         if percent_decode(form).decode_utf8().is_err() {
             return Err(Error::invalid("a parameter is not UTF-8"));
@@ -93,31 +102,36 @@ impl Params {
     }
 
     fn add(&mut self, name: String, param: Param) -> Result<()> {
-        if self.0.len() == MOST {
+        if self.named.len() == MOST {
             return Err(too_many());
         }
-        if self.0.iter().any(|(known, _)| *known == name) {
+        if self.named.iter().any(|(known, _)| *known == name) {
             return Err(Error::field(&name, "is given twice"));
         }
-        self.0.push((name, param));
+        self.named.push((name, param));
         Ok(())
     }
 
     /// Takes one parameter out as text.
     pub fn take_text(&mut self, name: &str) -> Result<String> {
-        let Some(index) = self.0.iter().position(|(known, _)| known == name) else {
+        let Some(index) = self.named.iter().position(|(known, _)| known == name) else {
             return Err(Error::field(name, "is missing"));
         };
-        match self.0.swap_remove(index).1 {
+        match self.named.swap_remove(index).1 {
             Param::Text(text) | Param::Value(Value::String(text)) => Ok(text),
             Param::Members(_) | Param::Value(_) => Err(Error::field(name, "must be a string")),
         }
     }
 
     /// The rest as a request.
-    pub fn request<T: DeserializeOwned>(&self) -> Result<T> {
-        let fields = || MapDeserializer::new(self.0.iter().map(|(name, param)| (name.as_str(), param)));
-        T::deserialize(fields()).or_else(|_| crate::api::named(fields()))
+    pub fn request<T: Request>(self) -> Result<T> {
+        if let Some((encoding, body)) = self.whole {
+            return match self.named.first() {
+                Some((name, _)) => Err(Error::field(name, "is not known here")),
+                None => T::read(encoding, body),
+            };
+        }
+        T::from_fields(|| MapDeserializer::new(self.named.iter().map(|(name, param)| (name.as_str(), param))))
     }
 }
 
@@ -248,11 +262,12 @@ impl<'de> Deserializer<'de> for &'de Param {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
-    use serde::Deserialize;
+    use serde::{Deserialize, Serialize};
+    use utoipa::ToSchema;
 
     use super::*;
 
-    #[derive(Debug, PartialEq, Deserialize)]
+    #[derive(Debug, PartialEq, Serialize, Deserialize, ToSchema)]
     #[serde(deny_unknown_fields)]
     struct Sample {
         size: Option<u32>,
@@ -304,18 +319,18 @@ mod tests {
 
     #[test]
     fn members_of_an_object_are_parameters_with_a_dot() {
-        #[derive(Debug, PartialEq, Deserialize)]
+        #[derive(Debug, PartialEq, Serialize, Deserialize, ToSchema)]
         struct Filter {
             metadata: std::collections::BTreeMap<String, String>,
         }
         let mut params = Params::default();
         params.add_query("metadata.a=1&metadata.b.c=d+e").unwrap();
         let expected = [("a", "1"), ("b.c", "d e")].map(|(name, text)| (name.to_owned(), text.to_owned())).into();
-        assert_eq!(params.request::<Filter>().unwrap(), Filter { metadata: expected });
         assert!(params.add_query("metadata.a=2").unwrap_err().message.contains("metadata.a: is given twice"));
+        assert_eq!(params.request::<Filter>().unwrap(), Filter { metadata: expected });
         assert!(parse("size.x=1", "").unwrap_err().message.contains("size"));
         let flood: String = (0..1000).map(|index| format!("m.{index}&")).collect();
-        assert!(params.add_query(&flood).unwrap_err().message.contains("more than 64"));
+        assert!(Params::default().add_query(&flood).unwrap_err().message.contains("more than 64"));
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl Ids {
     }
 
     /// What makes a request repeatable, if its caller named it.
-    fn once<O: Operation<Target = Name>>(&self, call: &Call<O>) -> Result<Option<Once>> {
+    fn once<O: Operation<Target = Name, Request: Serialize>>(&self, call: &Call<O>) -> Result<Option<Once>> {
         Once::of(call, self.idempotency_window)
     }
 

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tracing::Instrument;
 
 use crate::{
-    api::{Context, Encoding, IdempotencyKey, Name},
+    api::{Context, Encoding, IdempotencyKey, Name, ReplyHeaders},
     client::CONTENT_TYPE,
     config,
     error::{Error, Result},
@@ -155,6 +155,7 @@ struct Answered {
     began: Instant,
     encoding: Encoding,
     answer: Result<Encoded>,
+    reply: ReplyHeaders,
 }
 
 /// The answer to come. Not async itself, so that only what is needed for the reply waits with it.
@@ -163,11 +164,12 @@ fn answer(operation: &dyn Wired, leading: usize, request: Request) -> impl Futur
     let encoding = Encoding::of(header(&request, CONTENT_TYPE));
     // A panic is a defect, but not a reason to leave every later caller without an answer.
     let panicked = |_| Error::internal("the handler panicked");
-    let begun = catch_unwind(AssertUnwindSafe(|| begin(operation, encoding, leading, &request)));
+    let reply = ReplyHeaders::of(operation.info());
+    let begun = catch_unwind(AssertUnwindSafe(|| begin(operation, encoding, leading, &request, reply.clone())));
     let answer = begun.map_err(panicked).flatten().unwrap_or_else(|error| ready(Err(error)).boxed());
     AssertUnwindSafe(answer).catch_unwind().map(move |answer| {
         let answer = answer.map_err(panicked).flatten();
-        Answered { request, began, encoding, answer }
+        Answered { request, began, encoding, answer, reply }
     })
 }
 
@@ -176,12 +178,16 @@ fn begin(
     encoding: Encoding,
     leading: usize,
     request: &Request,
+    reply: ReplyHeaders,
 ) -> Result<BoxFuture<'static, Result<Encoded>>> {
     let names = request.message.subject.split('.').skip(leading).map(str::parse).collect::<Result<Vec<Name>>>()?;
     let context = Context {
         idempotency_key: header(request, IdempotencyKey::HEADER).map(str::parse).transpose()?,
         trace: Trace::from_header(header(request, Trace::HEADER)),
         named: Context::name(header(request, MESSAGE_ID).or_else(|| header(request, Context::NAME_HEADER))),
+        respond_async: Context::prefers_async(header(request, Context::PREFER_HEADER)),
+        user: header(request, Context::USER_HEADER).map(Arc::from),
+        reply,
     };
     let span = context.trace.id().map(|trace_id| tracing::info_span!("nats", trace_id));
     let answer = operation.answer(encoding, names, request.message.payload.clone(), context);
@@ -192,12 +198,12 @@ fn begin(
 }
 
 async fn reply(answered: Answered, name: &str, meters: &Meters) {
-    let Answered { request, began, encoding, answer } = answered;
+    let Answered { request, began, encoding, answer, reply } = answered;
     if let Err(error) = &answer {
         meters.errors.increment(1);
         error.log(name);
     }
-    if let Err(error) = reply::send(&request, encoding, answer).await {
+    if let Err(error) = reply::send(&request, encoding, answer, reply.take()).await {
         tracing::warn!(operation = name, %error, "a reply was not sent");
     }
     meters.latency.record(began.elapsed().as_secs_f64());

@@ -23,19 +23,30 @@ pub fn is_wanted(request: &Request, operation: &str) -> bool {
 }
 
 /// The client library's own error reply has no body, so this writes the headers itself.
-pub async fn send(request: &Request, encoding: Encoding, answer: Result<Encoded, Error>) -> Result<(), PublishError> {
-    match send_as_is(request, encoding, answer).await {
+pub async fn send(
+    request: &Request,
+    encoding: Encoding,
+    answer: Result<Encoded, Error>,
+    more: Vec<(&'static str, String)>,
+) -> Result<(), PublishError> {
+    let mut headers = HeaderMap::new();
+    more.into_iter().for_each(|(name, value)| headers.insert(name, value));
+    match send_as_is(request, encoding, answer, headers.clone()).await {
         Err(error) if error.kind() == PublishErrorKind::MaxPayloadExceeded => {
             let error =
                 Error::new(Code::PayloadTooLarge, "the answer is larger than this NATS server's messages may be");
-            send_as_is(request, encoding, Err(error)).await
+            send_as_is(request, encoding, Err(error), headers).await
         }
         sent => sent,
     }
 }
 
-async fn send_as_is(request: &Request, encoding: Encoding, answer: Result<Encoded, Error>) -> Result<(), PublishError> {
-    let mut headers = HeaderMap::new();
+async fn send_as_is(
+    request: &Request,
+    encoding: Encoding,
+    answer: Result<Encoded, Error>,
+    mut headers: HeaderMap,
+) -> Result<(), PublishError> {
     let body = match answer {
         Ok(Encoded { body, repeated }) => {
             if repeated {

@@ -38,7 +38,10 @@ struct Record<A> {
 
 impl Once {
     /// What makes a call repeatable, if its caller named it.
-    pub fn of<O: Operation<Target = Name>>(call: &Call<O>, window: Duration) -> Result<Option<Self>> {
+    pub fn of<O>(call: &Call<O>, window: Duration) -> Result<Option<Self>>
+    where
+        O: Operation<Target = Name, Request: Serialize>,
+    {
         let Some(key) = &call.context.idempotency_key else { return Ok(None) };
         Self::new(&O::INFO, &call.target, key, &call.request, window).map(Some)
     }

@@ -1,0 +1,140 @@
+//! The usage ledger: what was consumed, by whom, of what, written down once.
+//!
+//! A record's tenant and source are proven, never named: by the subject over NATS, by the API key over HTTP. Besides these
+//! requests, anything published to `usage.<tenant>.<source>` is taken in the same way.
+
+mod limits;
+mod metadata;
+mod quarantine;
+mod record;
+mod units;
+
+pub use limits::{EffectiveLimits, LimitOverrides, Limits};
+pub use metadata::{Metadata, MetadataRequest, Minute, StorageHealth};
+pub use quarantine::{Quarantine, QuarantineFilter, Quarantined, Replay, Replayed};
+pub use record::{Ingested, Reason, RecordBodies, Rejection, UsageRecord};
+pub use units::{ChangedUnit, MetricKind, NewSource, NewUnit, Priority, Source, Sources, Unit, Units};
+
+use super::{NoParameters, WholeBody, operation::operations};
+
+/// Records of one message or request.
+pub const MOST_RECORDS: usize = 1000;
+
+/// Bytes of one message or request.
+pub const MOST_BYTES: usize = 1024 * 1024;
+
+operations! {
+    service "usage" on Usage;
+
+    /// Takes usage records, and answers with a verdict on each of them.
+    ///
+    /// Up to 1,000 records and 1 MiB. What is wrong with one record harms no other; a record that was taken before is a
+    /// duplicate, which is success. While the database is away, or with `Prefer: respond-async`, the answer is 202: the
+    /// records are kept and will be judged, and what is refused then is found in quarantine.
+    ingest = Ingest(tenant, source): WholeBody<RecordBodies> => Ingested {
+        verb: "ingest",
+        scope: Usage,
+        success: 200,
+        deferred: 202,
+        routes: [Post "/api/uc/v1/usage/records"],
+    }
+
+    /// What was refused, newest first, with the reasons.
+    list_quarantine = ListQuarantine(tenant): QuarantineFilter => Quarantine {
+        verb: "quarantine",
+        scope: Usage,
+        success: 200,
+        routes: [Get "/api/uc/v1/usage/quarantine"],
+    }
+
+    /// Sends records from quarantine again, once the cause is mended. They are judged as of the time that they first came.
+    replay_quarantine = ReplayQuarantine(tenant): Replay => Replayed {
+        verb: "quarantine-replay",
+        scope: Usage,
+        success: 200,
+        deferred: 202,
+        routes: [Post "/api/uc/v1/usage/quarantine/replay"],
+    }
+
+    /// What the ledger has of the tenant: how much, since when, until when; and what came in each minute and what became
+    /// of it.
+    usage_metadata = GetMetadata(tenant): MetadataRequest => Metadata {
+        verb: "metadata",
+        scope: Usage,
+        success: 200,
+        routes: [Get "/api/uc/v1/usage/metadata"],
+    }
+
+    /// All units, by name.
+    list_units = ListUnits(tenant): NoParameters => Units {
+        verb: "units",
+        scope: Usage,
+        success: 200,
+        routes: [Get "/api/uc/v1/admin/units"],
+    }
+
+    /// Registers a unit: what a usage type is measured in, and which sources may send it.
+    register_unit = RegisterUnit(): NewUnit => Unit {
+        verb: "unit-register",
+        scope: Operator,
+        success: 201,
+        routes: [Post "/api/uc/v1/admin/units"],
+    }
+
+    /// Changes a unit: what is given, and nothing else. What it measures stays.
+    change_unit = ChangeUnit(): ChangedUnit => Unit {
+        verb: "unit-change",
+        scope: Operator,
+        success: 200,
+        routes: [Put "/api/uc/v1/admin/units/{name}"],
+    }
+
+    /// Registers a source that units can be bound to. Making an API key for a source registers it too.
+    register_source = RegisterSource(): NewSource => Source {
+        verb: "source-register",
+        scope: Operator,
+        success: 201,
+        repeated: 200,
+        routes: [Post "/api/uc/v1/admin/sources"],
+    }
+
+    /// All sources, by name.
+    list_sources = ListSources(): NoParameters => Sources {
+        verb: "sources",
+        scope: Operator,
+        success: 200,
+        routes: [Get "/api/uc/v1/admin/sources"],
+    }
+
+    /// What limits a tenant's requests: its overrides, and what holds in effect.
+    get_limits = GetLimits(tenant): NoParameters => Limits {
+        verb: "limits",
+        scope: Tenant,
+        success: 200,
+        routes: [Get "/api/uc/v1/admin/limits/{tenant}"],
+    }
+
+    /// Sets a tenant's limits. What is not given is inherited from the defaults.
+    set_limits = SetLimits(tenant): LimitOverrides => Limits {
+        verb: "limits-set",
+        scope: Tenant,
+        success: 200,
+        routes: [Put "/api/uc/v1/admin/limits/{tenant}"],
+    }
+
+    /// What limits one source of a tenant, within the tenant's own limits.
+    get_source_limits = GetSourceLimits(tenant, source): NoParameters => Limits {
+        verb: "source-limits",
+        scope: Tenant,
+        success: 200,
+        routes: [Get "/api/uc/v1/admin/limits/{tenant}/{source}"],
+    }
+
+    /// Sets the limits of one source of a tenant.
+    set_source_limits = SetSourceLimits(tenant, source): LimitOverrides => Limits {
+        verb: "source-limits-set",
+        scope: Tenant,
+        success: 200,
+        routes: [Put "/api/uc/v1/admin/limits/{tenant}/{source}"],
+    }
+}
