@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    api::{Name, stages::LAST_STAGE},
+    api::{Name, stages::LAST_STAGE, usage::EffectiveLimits},
     error::chain,
     roles::Role,
 };
@@ -45,6 +45,7 @@ pub struct Config {
     pub noid: Noid,
     pub stages: Stages,
     pub timers: Timers,
+    pub usage: Usage,
     pub telemetry: Telemetry,
     pub shutdown: Shutdown,
 }
@@ -167,6 +168,31 @@ pub struct Timers {
     pub attempts_kept: Duration,
     pub rate_limit: u32,
     pub tenants: HashMap<Name, TimerTenant>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Usage {
+    pub shards: u16,
+    pub backlog_bytes: i64,
+    pub backlog_per_source: i64,
+    #[serde(with = "humantime_serde")]
+    pub grace_period: Duration,
+    #[serde(with = "humantime_serde")]
+    pub future_tolerance: Duration,
+    #[serde(with = "humantime_serde")]
+    pub quarantine_kept: Duration,
+    #[serde(with = "humantime_serde")]
+    pub reconciliation_kept: Duration,
+    pub limits: UsageLimits,
+}
+
+/// The defaults of both levels.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UsageLimits {
+    pub tenant: EffectiveLimits,
+    pub source: EffectiveLimits,
 }
 
 /// What differs for one tenant.
@@ -311,6 +337,8 @@ impl Config {
             ("timers.near_window", self.timers.near_window),
             ("timers.sweep_interval", self.timers.sweep_interval),
             ("timers.attempts_kept", self.timers.attempts_kept),
+            ("usage.quarantine_kept", self.usage.quarantine_kept),
+            ("usage.reconciliation_kept", self.usage.reconciliation_kept),
         ] {
             if duration < Duration::from_secs(1) {
                 return refuse(key, format!("must be 1s at least, is {duration:?}"));
@@ -326,6 +354,10 @@ impl Config {
             ("timers.min_delay", self.timers.min_delay),
             ("timers.secret_overlap", self.timers.secret_overlap),
             ("timers.attempts_kept", self.timers.attempts_kept),
+            ("usage.grace_period", self.usage.grace_period),
+            ("usage.future_tolerance", self.usage.future_tolerance),
+            ("usage.quarantine_kept", self.usage.quarantine_kept),
+            ("usage.reconciliation_kept", self.usage.reconciliation_kept),
         ] {
             if duration > century {
                 return refuse(key, "must not be above a hundred years".into());
@@ -364,6 +396,24 @@ impl Config {
         ] {
             if count == 0 {
                 return refuse(key, "must be 1 at least: with 0 nothing would fire".into());
+            }
+        }
+        if !(1..=64).contains(&self.usage.shards) {
+            return refuse("usage.shards", format!("must lie between 1 and 64, is {}", self.usage.shards));
+        }
+        for (key, bound, least) in [
+            ("usage.backlog_bytes", self.usage.backlog_bytes, 1 << 20),
+            ("usage.backlog_per_source", self.usage.backlog_per_source, 1),
+        ] {
+            if bound < least {
+                return refuse(key, format!("must be {least} at least"));
+            }
+        }
+        for (key, limits) in
+            [("usage.limits.tenant", &self.usage.limits.tenant), ("usage.limits.source", &self.usage.limits.source)]
+        {
+            if let Some((field, problem)) = limits.problem() {
+                return refuse(&format!("{key}.{field}"), problem);
             }
         }
         let first = self.stages.first_id;
@@ -480,6 +530,8 @@ mod tests {
             ("[timers]\nconcurrency = 0", ("X", ""), "timers.concurrency"),
             ("[timers]\nsweep_interval = '25h'", ("X", ""), "timers.sweep_interval"),
             ("[timers]\nmin_delay = 'soon'", ("X", ""), "timers.min_delay"),
+            ("[usage]\nshards = 0", ("X", ""), "usage.shards"),
+            ("[usage.limits.source]\nmax_batch_size = 1001", ("X", ""), "usage.limits.source.max_batch_size"),
             ("[timers.tenants.'a.b']", ("X", ""), "timers.tenants"),
             ("", ("TIDEMARK__TIMERS__ALLOW_NETWORKS", "nowhere"), "timers.allow_networks"),
             ("[http]\ntrusted_proxies = ['10.0.0.0/33']", ("X", ""), "http.trusted_proxies: \"10.0.0.0/33\" is no"),

@@ -41,12 +41,14 @@ pub mod noid;
 mod per_name;
 pub mod registry;
 pub mod roles;
+mod schema;
 pub mod server;
 pub mod sliding_log;
 pub mod snowflake;
 pub mod stages;
 pub mod telemetry;
 pub mod timers;
+pub mod usage;
 pub mod watermark;
 
 /// Compiles the README's code.

@@ -12,12 +12,14 @@ pub enum Role {
     Stages,
     /// Answers `tm.timer.*`, and fires timers.
     Timers,
+    /// Answers `tm.usage.*`, and writes usage events to the ledger.
+    Usage,
     /// The HTTP bridge.
     Http,
 }
 
 impl Role {
-    pub const ALL: &'static [Role] = &[Role::Ids, Role::Noid, Role::Stages, Role::Timers, Role::Http];
+    pub const ALL: &'static [Role] = &[Role::Ids, Role::Noid, Role::Stages, Role::Timers, Role::Usage, Role::Http];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -25,6 +27,7 @@ impl Role {
             Role::Noid => "noid",
             Role::Stages => "stages",
             Role::Timers => "timers",
+            Role::Usage => "usage",
             Role::Http => "http",
         }
     }

@@ -30,6 +30,7 @@ use crate::{
     stages::Stages,
     telemetry,
     timers::{self, Timers},
+    usage::{self, Usage},
     watermark::{self, Cells, leases::Leases},
 };
 
@@ -85,6 +86,7 @@ struct Running {
     services: nats::Services,
     ids: Option<Arc<Ids>>,
     timers: Option<timers::Running>,
+    usage: Option<usage::Running>,
     leases: Cells<Leases>,
 }
 
@@ -171,7 +173,7 @@ impl Server {
     async fn drain(&self, running: Option<Running>, mut http: JoinSet<std::io::Result<()>>) {
         let limit = self.config.shutdown.drain_timeout;
         let http = timeout(limit, async { while http.join_next().await.is_some() {} });
-        let Some(Running { connections, services, ids, timers, leases }) = running else {
+        let Some(Running { connections, services, ids, timers, usage, leases }) = running else {
             let _ = http.await;
             return;
         };
@@ -181,6 +183,9 @@ impl Server {
         }
         if let Some(timers) = timers {
             timers.stop(limit).await;
+        }
+        if let Some(usage) = usage {
+            usage.stop(limit).await;
         }
         if let Some(ids) = ids
             && timeout(limit, ids.stop()).await.is_err()
@@ -276,12 +281,34 @@ impl Server {
                     nats: nats.clone(),
                     jetstream: jetstream.clone(),
                     registry: registry.clone(),
-                    events,
+                    events: events.clone(),
                     clock: clock.clone(),
                     instance: name,
                 };
                 let (timers, running) = Timers::start(parts, &self.config, background.clone()).await;
                 timers.host(&mut hosted);
+                Some(running)
+            }
+        };
+        let usage = match self.config.roles.contains(&Role::Usage) {
+            false => None,
+            true => {
+                // Sinks hold their connections, and writing must not wait for requests.
+                let sink_database = database::pool_of(&self.config.database, usage::connections(&self.config))?;
+                let start = || {
+                    let parts = usage::Parts {
+                        database: self.database.clone(),
+                        sink_database: sink_database.clone(),
+                        nats: nats.clone(),
+                        jetstream: jetstream.clone(),
+                        registry: registry.clone(),
+                        events: events.clone(),
+                        clock: clock.clone(),
+                    };
+                    Usage::start(parts, &self.config, background.clone())
+                };
+                let (usage, running) = self.until("usage verdicts", start).await?;
+                usage.host(&mut hosted);
                 Some(running)
             }
         };
@@ -296,7 +323,7 @@ impl Server {
             limits: Limits::new(&self.config, jetstream, clock.clone()),
         };
         self.app.ready.set(ready).ok();
-        Ok(Running { connections: [nats, store], services, ids, timers, leases })
+        Ok(Running { connections: [nats, store], services, ids, timers, usage, leases })
     }
 
     /// Tries until it works, saying what it waits for. Errors that waiting won't mend end it.

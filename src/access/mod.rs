@@ -6,6 +6,8 @@
 
 mod tokens;
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -131,6 +133,20 @@ impl Caller {
             Caller::Admin => hash("admin"),
             Caller::Key(key) => key.hash,
             Caller::Token(Claim { key, generation }) => hash(&format!("{key}.{generation}")),
+        }
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Caller::Admin => f.write_str("admin token"),
+            Caller::Key(ApiKey { tenant, source, user, .. }) => {
+                write!(f, "key of {tenant}")?;
+                source.iter().try_for_each(|source| write!(f, ", source {source}"))?;
+                user.iter().try_for_each(|user| write!(f, ", user {user}"))
+            }
+            Caller::Token(Claim { key, .. }) => write!(f, "token of {key}"),
         }
     }
 }

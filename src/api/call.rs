@@ -29,6 +29,8 @@ pub struct Context {
     pub named: Option<Arc<str>>,
     /// Whether the caller would rather have an answer than the outcome.
     pub respond_async: bool,
+    /// Who called, for the audit, where this process has seen his credentials.
+    pub actor: Option<Arc<str>>,
     /// The one user for whom the caller may speak, if he is bound to one.
     pub user: Option<Arc<str>>,
     /// What goes back with the answer.

@@ -145,6 +145,7 @@ async fn understand<O: Operation>(
     if let Some(caller) = &caller {
         caller.may_reach(&names)?;
     }
+    let actor = caller.as_ref().map(|caller| caller.to_string().into());
     let user = caller.as_ref().and_then(|caller| caller.user().map(Arc::from));
     let privileged = caller.is_some_and(|caller| info.privilege.is_some_and(|scope| caller.has(scope, info.surface)));
     let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;
@@ -157,6 +158,7 @@ async fn understand<O: Operation>(
         trace: parts.extensions.get::<Trace>().copied().unwrap_or_default(),
         named: Context::name(text(&parts.headers, Context::NAME_HEADER)),
         respond_async: Context::prefers_async(text(&parts.headers, Context::PREFER_HEADER)),
+        actor,
         user,
         reply: ReplyHeaders::default(),
     };

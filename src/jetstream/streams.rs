@@ -17,6 +17,8 @@ const FILES: &[(&str, &str)] = &[
     ("stage_limits.toml", include_str!("../../streams/stage_limits.toml")),
     ("stages.toml", include_str!("../../streams/stages.toml")),
     ("timers.toml", include_str!("../../streams/timers.toml")),
+    ("usage.toml", include_str!("../../streams/usage.toml")),
+    ("usage_limits.toml", include_str!("../../streams/usage_limits.toml")),
 ];
 
 const STREAM_NOT_FOUND: u64 = 10059;
@@ -112,6 +114,9 @@ pub fn declarations(config: &Config) -> Vec<Declaration> {
         // Where nothing is limited nobody asks the stream, but it can't do without a limit.
         ("{stages.rate_limit.requests}", stages.rate_limit.requests.max(1).to_string()),
         ("{stages.rate_limit.window}", stages.rate_limit.window.as_nanos().to_string()),
+        ("{usage.shards}", config.usage.shards.to_string()),
+        ("{usage.backlog_bytes}", config.usage.backlog_bytes.to_string()),
+        ("{usage.backlog_per_source}", config.usage.backlog_per_source.to_string()),
     ];
     let declare = |(file, text): &(&str, &str)| {
         let text = settings.iter().fold(text.to_string(), |text, (name, value)| text.replace(name, value));

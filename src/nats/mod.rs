@@ -186,6 +186,7 @@ fn begin(
         trace: Trace::from_header(header(request, Trace::HEADER)),
         named: Context::name(header(request, MESSAGE_ID).or_else(|| header(request, Context::NAME_HEADER))),
         respond_async: Context::prefers_async(header(request, Context::PREFER_HEADER)),
+        actor: None,
         user: header(request, Context::USER_HEADER).map(Arc::from),
         reply,
     };

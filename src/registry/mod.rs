@@ -17,11 +17,12 @@ use tokio_util::sync::CancellationToken;
 pub use table::{Record, Row, Table};
 
 use crate::{
-    api::Name,
+    api::{Name, usage::Unit},
     error::{Code, Error, Result},
     ids::KeyRecord,
     jetstream::{Bucket, CasError, Write},
     timers::Rotation,
+    usage::{SourceRecord, TenantLimits},
 };
 
 /// Cheap to clone.
@@ -30,6 +31,9 @@ pub struct Registry {
     pub keys: Table<keys::ApiKey>,
     pub ids: Table<KeyRecord>,
     pub webhooks: Table<Rotation>,
+    pub units: Table<Unit>,
+    pub sources: Table<SourceRecord>,
+    pub limits: Table<TenantLimits>,
     /// The newest revision that the tables have, once they have been read.
     seen: watch::Sender<Option<u64>>,
     bucket: Bucket,
@@ -42,6 +46,9 @@ impl Registry {
             keys: Table::default(),
             ids: Table::default(),
             webhooks: Table::default(),
+            units: Table::default(),
+            sources: Table::default(),
+            limits: Table::default(),
             seen: watch::Sender::new(None),
             bucket: Bucket::new(jetstream, format!("{prefix}_registry")),
         }
@@ -92,6 +99,9 @@ impl Registry {
         self.keys.retain(present);
         self.ids.retain(present);
         self.webhooks.retain(present);
+        self.units.retain(present);
+        self.sources.retain(present);
+        self.limits.retain(present);
         self.seen.send_replace(Some(revision));
     }
 
@@ -102,6 +112,9 @@ impl Registry {
             Some((keys::ApiKey::TABLE, id)) => self.keys.apply(id, value, entry.revision),
             Some((KeyRecord::TABLE, id)) => self.ids.apply(id, value, entry.revision),
             Some((Rotation::TABLE, id)) => self.webhooks.apply(id, value, entry.revision),
+            Some((Unit::TABLE, id)) => self.units.apply(id, value, entry.revision),
+            Some((SourceRecord::TABLE, id)) => self.sources.apply(id, value, entry.revision),
+            Some((TenantLimits::TABLE, id)) => self.limits.apply(id, value, entry.revision),
             _ => tracing::debug!(key = entry.key, "an entry of a newer version is left alone"),
         }
     }

@@ -97,7 +97,10 @@ impl Stages {
     }
 
     /// Changes what is inside a stage, and tells it. With an `Idempotency-Key` it happens once.
-    async fn change<O: Operation<Target = Name, Request: Serialize>, A: Serialize + DeserializeOwned + Send + 'static>(
+    async fn change<
+        O: Operation<Target = Name, Request: Serialize>,
+        A: Serialize + DeserializeOwned + Send + 'static,
+    >(
         &self,
         call: &Call<O>,
         event: &'static str,

@@ -243,7 +243,7 @@ impl Planner {
             if let Some(schema) = &expect.schema {
                 self.rules.check_value("expect.schema", Some(schema))?;
                 check_nul("expect.schema", schema)?;
-                super::deliver::schema(schema).map_err(|problem| Error::field("expect.schema", problem))?;
+                crate::schema::schema(schema).map_err(|problem| Error::field("expect.schema", problem))?;
             }
         }
         Ok(())

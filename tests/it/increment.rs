@@ -272,7 +272,7 @@ async fn who_was_given_a_number_is_known() {
     assert_eq!(given["instance"], listed[0]["instance"], "{listed}");
     assert_eq!(
         (&listed[0]["number"], &listed[0]["roles"]),
-        (&json!(0), &json!(["ids", "noid", "stages", "timers", "http"]))
+        (&json!(0), &json!(["ids", "noid", "stages", "timers", "usage", "http"]))
     );
     assert_eq!(listed[0]["ranges"][0]["counter"], "r");
 
@@ -310,7 +310,10 @@ async fn instances_have_numbers_of_their_own() {
     let both = list().await;
     assert_eq!((&both[0]["number"], &both[1]["number"], both.as_array().unwrap().len()), (&json!(0), &json!(1), 2));
     let (code, table, _) = crate::support::tidemark(&["instances"], deployment.environment()).await;
-    assert!(code == Some(0) && table.contains("ids,noid,stages,timers,http") && table.contains("uptime"), "{table}");
+    assert!(
+        code == Some(0) && table.contains("ids,noid,stages,timers,usage,http") && table.contains("uptime"),
+        "{table}"
+    );
     tokio::join!(one.stop(), two.stop());
     let (code, _, err) = crate::support::tidemark(&["instances"], deployment.environment()).await;
     assert!(code == Some(1) && err.contains("no instance answers"), "{err}");

@@ -6,6 +6,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::{MOST_RECORD_BYTES, MOST_RECORDS};
 use crate::api::Name;
 
 /// What differs from the defaults for one tenant, or for one source of it.
@@ -49,6 +50,19 @@ pub struct EffectiveLimits {
 }
 
 impl EffectiveLimits {
+    /// The first limit that can't be, and why.
+    pub fn problem(&self) -> Option<(&'static str, String)> {
+        let bounds = [
+            ("sustained_rate", self.sustained_rate, 1_000_000_000),
+            ("burst_size", self.burst_size, 1_000_000_000),
+            ("max_batch_size", self.max_batch_size, MOST_RECORDS as u32),
+            ("max_record_bytes", self.max_record_bytes, MOST_RECORD_BYTES as u32),
+            ("max_bytes_per_sec", self.max_bytes_per_sec, u32::MAX),
+        ];
+        let (field, found, most) = bounds.into_iter().find(|(_, found, most)| !(1..=*most).contains(found))?;
+        Some((field, format!("must lie between 1 and {most}, is {found}")))
+    }
+
     pub fn with(self, overrides: &LimitOverrides) -> Self {
         Self {
             sustained_rate: overrides.sustained_rate.unwrap_or(self.sustained_rate),

@@ -11,7 +11,7 @@ mod units;
 
 pub use limits::{EffectiveLimits, LimitOverrides, Limits};
 pub use metadata::{Metadata, MetadataRequest, Minute, StorageHealth};
-pub use quarantine::{Quarantine, QuarantineFilter, Quarantined, Replay, Replayed};
+pub use quarantine::{LISTED, MOST_LISTED, Quarantine, QuarantineFilter, Quarantined, Replay, Replayed};
 pub use record::{Ingested, Reason, RecordBodies, Rejection, UsageRecord};
 pub use units::{ChangedUnit, MetricKind, NewSource, NewUnit, Priority, Source, Sources, Unit, Units};
 
@@ -19,6 +19,9 @@ use super::{NoParameters, WholeBody, operation::operations};
 
 /// Records of one message or request.
 pub const MOST_RECORDS: usize = 1000;
+
+/// Bytes of one record.
+pub const MOST_RECORD_BYTES: usize = 16 * 1024;
 
 /// Bytes of one message or request.
 pub const MOST_BYTES: usize = 1024 * 1024;

@@ -190,7 +190,7 @@ fn mismatch(schema: &serde_json::Value, body: &[u8], truncated: bool) -> Option<
         return Some(format!("the answer is larger than {CHECKED} bytes and was not checked"));
     }
     let Ok(answer) = serde_json::from_slice(body) else { return Some("the answer is not JSON".into()) };
-    match super::schema(schema) {
+    match crate::schema::schema(schema) {
         Ok(schema) => {
             // The answer itself stays out of it: it is kept only where that is asked for.
             let unfit = schema.validate(&answer).err();

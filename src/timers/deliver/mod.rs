@@ -7,9 +7,6 @@ mod signature;
 
 use std::time::Duration;
 
-use jsonschema::{PatternOptions, Validator};
-use serde_json::Value;
-
 pub use self::{http::HttpCaller, nats::NatsCaller};
 pub use signature::{Rotation, Signer};
 
@@ -44,10 +41,4 @@ fn kept(error: &str) -> String {
         kept.push('…');
     }
     kept
-}
-
-/// A schema to check with. Its patterns run in linear time, and it may not refer to anything outside.
-pub fn schema(schema: &Value) -> Result<Validator, String> {
-    let options = jsonschema::options().with_pattern_options(PatternOptions::regex());
-    options.build(schema).map_err(|error| format!("is no valid JSON Schema: {error}"))
 }

@@ -1,0 +1,188 @@
+//! Taking records by request: the same way as those that are published, with an answer.
+
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::{
+    Usage,
+    record::{self, invalid, invalid_field},
+    verdicts::{self, Verdict},
+};
+use crate::{
+    api::{
+        Call, Context, Handle, Name, ReplyHeaders,
+        usage::{Ingest, Ingested, Priority},
+    },
+    error::{Code, Error, Result},
+    jetstream::{Message, PublishError, publish_once},
+};
+
+/// How long a verdict is waited for.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Handle<Ingest> for Usage {
+    async fn handle(&self, call: Call<Ingest>) -> Result<Ingested> {
+        let ((tenant, source), body, context) = (&call.target, &call.request, &call.context);
+        let json = match record::as_json(body.encoding, &body.bytes) {
+            Ok(json) => json,
+            Err(error) => return Err(self.refused(tenant, source, 1, error)),
+        };
+        let records = match record::split(&json) {
+            Ok(records) => records,
+            Err(error) => return Err(self.refused(tenant, source, 1, error)),
+        };
+        let count = records.len();
+        if count == 0 {
+            return Err(invalid_field("records", "is empty"));
+        }
+        self.admit(tenant, source, &records, json.len(), context)
+            .await
+            .map_err(|error| self.refused(tenant, source, count, error))?;
+        let sent = self.send(tenant, source, json.clone(), context, context.respond_async).await;
+        let Verdict { accepted, duplicates, mut rejected } = match sent.map_err(|(error, known)| match known {
+            true => self.refused(tenant, source, count, error),
+            // It may be in the stream, which then counts it.
+            false => error,
+        })? {
+            Some(verdict) => verdict,
+            None => return Ok(Ingested::buffered(count)),
+        };
+        // One that fails alone has an error of its own.
+        match (count, rejected.pop()) {
+            (1, Some(rejection)) => Err(rejection.reason.into()),
+            (_, last) => {
+                rejected.extend(last);
+                Ok(Ingested::Verdict { accepted, duplicates, rejected })
+            }
+        }
+    }
+}
+
+impl Usage {
+    /// Counts what comes to nothing.
+    fn refused(&self, tenant: &Name, source: &Name, records: usize, error: Error) -> Error {
+        self.refusals.count(tenant, source, self.clock.now(), records);
+        error
+    }
+
+    /// Whether a request may pass: its size, the limits, and the backlog.
+    async fn admit(
+        &self,
+        tenant: &Name,
+        source: &Name,
+        records: &[&RawValue],
+        bytes: usize,
+        context: &Context,
+    ) -> Result<()> {
+        self.registry.ready()?;
+        let limits = self.limits.of(tenant.as_str(), source.as_str());
+        let most = limits.max_batch_size();
+        if records.len() > most {
+            let problem = format_args!("has {}, more than this source's {most}", records.len());
+            return Err(invalid_field("records", problem));
+        }
+        if self.backlog.sheds() {
+            self.backlog.admit(self.priority(records).await?)?;
+        }
+        let (admitted, left) = self.buckets.admit(tenant, source, &limits, records.len(), bytes).await?;
+        context.reply.set(ReplyHeaders::LIMIT, left.limit);
+        context.reply.set(ReplyHeaders::REMAINING, left.remaining);
+        context.reply.set(ReplyHeaders::RESET, left.reset_at.timestamp());
+        admitted
+    }
+
+    /// The priority of the most important record: a request is taken as a whole or not at all.
+    async fn priority(&self, records: &[&RawValue]) -> Result<Priority> {
+        #[derive(Deserialize)]
+        struct Typed {
+            usage_type: String,
+        }
+        let mut highest = Priority::Low;
+        for record in records {
+            let Ok(Typed { usage_type }) = serde_json::from_str(record.get()) else { continue };
+            if let Some(known) = self.types.find(&usage_type).await? {
+                highest = highest.max(known.unit.priority);
+            }
+        }
+        Ok(highest)
+    }
+
+    /// Sends a message into the stream, and waits for its verdict unless nobody wants it. None if it did not come in time.
+    /// An error says whether it is known that nothing was kept.
+    pub(super) async fn send(
+        &self,
+        tenant: &Name,
+        source: &Name,
+        payload: Bytes,
+        context: &Context,
+        hurried: bool,
+    ) -> Result<Option<Verdict>, (Error, bool)> {
+        let mut headers = HeaderMap::new();
+        if let Some(user) = &context.user {
+            headers.insert(Context::USER_HEADER, &**user);
+        }
+        self.send_with(tenant, source, payload, headers, hurried).await
+    }
+
+    pub(super) async fn send_with(
+        &self,
+        tenant: &Name,
+        source: &Name,
+        payload: Bytes,
+        mut headers: HeaderMap,
+        hurried: bool,
+    ) -> Result<Option<Verdict>, (Error, bool)> {
+        let mut expected = self.verdicts.expect();
+        if !hurried {
+            headers.insert(verdicts::HEADER, expected.address.as_str());
+        }
+        let message = Message { subject: format!("usage.{tenant}.{source}"), headers, payload };
+        let deadline = Instant::now() + PATIENCE;
+        self.publish(message, deadline).await?;
+        if hurried {
+            return Ok(None);
+        }
+        Ok(timeout_at(deadline, expected.verdict()).await.ok().flatten())
+    }
+
+    /// Publishes a message until it is known to be stored. A repeat may store it twice; then the second is all duplicates.
+    async fn publish(&self, message: Message, deadline: Instant) -> Result<(), (Error, bool)> {
+        let mut in_doubt = false;
+        loop {
+            let error = match publish_once(&self.nats, message.clone()).await {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            let refusal = match &error {
+                PublishError::Refused { code: 0, .. } => {
+                    Some(invalid("body: is larger than this NATS server's messages may be"))
+                }
+                PublishError::Refused { description, .. } if description.contains("per subject") => {
+                    let message = "this source has too many records in the backlog";
+                    Some(Error::new(Code::RateLimited, message).retry_after(Duration::from_secs(1)))
+                }
+                PublishError::Refused { .. } => {
+                    Some(Error::unavailable("the backlog is full").retry_after(Duration::from_secs(1)))
+                }
+                PublishError::NotStored | PublishError::Unknown(_) => None,
+            };
+            if let Some(refusal) = refusal {
+                return Err((refusal.source(error), !in_doubt));
+            }
+            in_doubt |= matches!(error, PublishError::Unknown(_));
+            if Instant::now() + Duration::from_millis(100) > deadline {
+                let message = match in_doubt {
+                    true => "NATS is away: whether the records were kept is not known; send them again",
+                    false => "NATS is away: nothing was kept",
+                };
+                return Err((Error::unavailable(message).source(error), !in_doubt));
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}

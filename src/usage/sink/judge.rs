@@ -1,0 +1,171 @@
+//! Decisions on records that depend on what the ledger has: repeats, conflicts, and counters that go down.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use rust_decimal::Decimal;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::reader::{Item, Read};
+use crate::{
+    api::usage::MetricKind,
+    error::{Code, Error},
+    usage::{
+        record::Record,
+        store::{Head, Neighbours, Stored},
+    },
+};
+
+/// What becomes of a record.
+#[derive(Debug)]
+pub enum Decision {
+    Accepted,
+    Duplicate,
+    Rejected(Error),
+}
+
+/// What the ledger has that bears on a batch.
+#[derive(Default)]
+pub struct Known {
+    /// Those of its records that are there, as far as they were looked for.
+    pub stored: HashMap<Uuid, Stored>,
+    pub heads: HashMap<Uuid, Head>,
+    /// For readings that are not newer than their series' head.
+    pub neighbours: HashMap<(Uuid, DateTime<Utc>), Neighbours>,
+}
+
+/// What has to be looked for besides heads before a batch can be judged.
+#[derive(Default)]
+pub struct Questions {
+    pub ids: Vec<Uuid>,
+    pub neighbours: Vec<(Uuid, DateTime<Utc>)>,
+}
+
+/// Whether a record is of a counter.
+fn counter(item: &Item) -> Option<&Record> {
+    match &item.read {
+        Read::Sound(record, of_type) if of_type.unit.metric_kind == MetricKind::Counter => Some(record),
+        _ => None,
+    }
+}
+
+/// The series whose heads a batch needs.
+pub fn series<'a>(items: impl Iterator<Item = &'a Item>) -> Vec<Uuid> {
+    let mut series: Vec<Uuid> = items.filter_map(counter).map(|record| record.series).collect();
+    series.sort_unstable();
+    series.dedup();
+    series
+}
+
+/// What else has to be known. Most records are new and newer than all before, and need no look at the ledger: that they
+/// are new will be seen when they are inserted. `all` looks for every one.
+pub fn questions<'a>(items: impl Iterator<Item = &'a Item>, heads: &HashMap<Uuid, Head>, all: bool) -> Questions {
+    let mut questions = Questions::default();
+    let mut newest: HashMap<Uuid, DateTime<Utc>> = HashMap::new();
+    for item in items {
+        let Some(record) = item.read.record() else { continue };
+        let mut late = false;
+        if counter(item).is_some() {
+            let at = record.event_timestamp;
+            let head = heads.get(&record.series).map(|head| head.event_timestamp);
+            late = head.is_some_and(|head| at <= head);
+            let newest = newest.entry(record.series).or_insert(at);
+            late |= at < *newest;
+            *newest = at.max(*newest);
+            if head.is_some_and(|head| at <= head) {
+                questions.neighbours.push((record.series, at));
+            }
+        }
+        if all || late || matches!(item.read, Read::Unfit(..)) {
+            questions.ids.push(record.id);
+        }
+    }
+    questions.neighbours.sort_unstable();
+    questions.neighbours.dedup();
+    questions.ids.sort_unstable();
+    questions.ids.dedup();
+    questions
+}
+
+/// Decides on one record after the other.
+pub struct Judge<'a> {
+    known: &'a Known,
+    /// Accepted in this batch.
+    accepted: HashMap<Uuid, &'a Record>,
+    /// Readings accepted in this batch, by series.
+    readings: HashMap<Uuid, Vec<(DateTime<Utc>, Decimal)>>,
+}
+
+impl<'a> Judge<'a> {
+    pub fn new(known: &'a Known) -> Self {
+        Self { known, accepted: HashMap::new(), readings: HashMap::new() }
+    }
+
+    /// Identity first: the repeat of an old record is a duplicate, whatever else would be said of it today.
+    pub fn decide(&mut self, item: &'a Item) -> Decision {
+        let record = match &item.read {
+            Read::Unreadable { error, .. } => return Decision::Rejected(error.share()),
+            Read::Sound(record, _) | Read::Unfit(record, _) => record,
+        };
+        if let Some(stored) = self.known.stored.get(&record.id) {
+            return repeated(stored, record);
+        }
+        if let Some(first) = self.accepted.get(&record.id) {
+            return repeated(&Stored::of(first), record);
+        }
+        if let Read::Unfit(_, error) = &item.read {
+            return Decision::Rejected(error.share());
+        }
+        if counter(item).is_some() {
+            if let Some(violation) = self.violation(record) {
+                return Decision::Rejected(violation);
+            }
+            self.readings.entry(record.series).or_default().push((record.event_timestamp, record.value));
+        }
+        self.accepted.insert(record.id, record);
+        Decision::Accepted
+    }
+
+    /// A reading lies between those before and after it. Those of the same moment don't order each other.
+    fn violation(&self, record: &Record) -> Option<Error> {
+        let (at, value) = (record.event_timestamp, record.value);
+        let mut around = match self.known.heads.get(&record.series) {
+            Some(head) if head.event_timestamp < at => Neighbours { before: Some(head.value), after: None },
+            Some(_) => self.known.neighbours.get(&(record.series, at)).copied().unwrap_or_default(),
+            None => Neighbours::default(),
+        };
+        for (other, value) in self.readings.get(&record.series).into_iter().flatten() {
+            if *other < at {
+                around.before = around.before.max(Some(*value));
+            } else if *other > at {
+                around.after = Some(around.after.map_or(*value, |after| after.min(*value)));
+            }
+        }
+        let below = around.before.is_some_and(|before| value < before);
+        let above = around.after.is_some_and(|after| value > after);
+        if !below && !above {
+            return None;
+        }
+        let text = |value: Option<Decimal>| value.map(|value| value.to_string());
+        let problem = match (below, around) {
+            (true, Neighbours { before: Some(before), .. }) => format!("{value} is less than {before} before it"),
+            (_, Neighbours { after, .. }) => {
+                format!("{value} is more than {} after it", text(after).unwrap_or_default())
+            }
+        };
+        let message = format!("value: a counter does not go down: {problem}");
+        Some(Error::new(Code::CounterViolation, message).details(json!({
+            "field": "value", "before": text(around.before), "after": text(around.after),
+        })))
+    }
+}
+
+fn repeated(first: &Stored, record: &Record) -> Decision {
+    if first.is_same(record) {
+        return Decision::Duplicate;
+    }
+    let fields = first.differences(record);
+    let message = format!("idempotency_key: used before with another {}", fields.join(", "));
+    Decision::Rejected(Error::new(Code::DuplicateRecord, message).details(json!({ "fields": fields })))
+}

@@ -1,0 +1,262 @@
+//! A batch into the ledger, in one transaction.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+use sqlx::{Acquire, PgConnection};
+use uuid::Uuid;
+
+use super::{
+    judge::{self, Decision, Judge, Known},
+    reader::{Item, Read, Received},
+};
+use crate::{
+    api::usage::{MetricKind, Reason, Rejection},
+    error::{Code, Error},
+    usage::{
+        identity::Origin,
+        store::{self, Count, Head, MinuteKey, NewRow, Refused, Tally, TallyKey},
+        verdicts::Verdict,
+    },
+};
+
+/// One shard's writer.
+pub struct Writer {
+    pub shard: i32,
+    pub stream_created: String,
+    /// The last message that is in the ledger.
+    pub position: i64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error("another writer has moved on")]
+    Fenced,
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+}
+
+/// Messages that are written together, and what was decided on each of their records.
+pub struct Batch {
+    messages: Vec<Received>,
+    decisions: Vec<Vec<Outcome>>,
+}
+
+/// What became of a record.
+pub enum Outcome {
+    Accepted,
+    Duplicate,
+    /// Under its id in quarantine.
+    Rejected(Uuid, Reason),
+}
+
+/// What is told of a record that was refused.
+#[derive(Serialize)]
+pub struct Entry<'a> {
+    id: Uuid,
+    received_at: chrono::DateTime<chrono::Utc>,
+    idempotency_key: Option<&'a str>,
+    reason: &'a Reason,
+}
+
+impl Batch {
+    pub fn new(messages: Vec<Received>) -> Self {
+        Self { messages, decisions: Vec::new() }
+    }
+
+    pub fn into_messages(self) -> Vec<Received> {
+        self.messages
+    }
+
+    /// Refuses everything in it.
+    pub fn refuse(&mut self, error: &sqlx::Error) {
+        tracing::error!(%error, "usage: a message that the database won't have goes to quarantine");
+        for item in self.messages.iter_mut().flat_map(|message| &mut message.items) {
+            let error = Error::new(Code::Internal, "the database would not keep the record");
+            item.read = Read::Unreadable { idempotency_key: item.read.idempotency_key().map(str::to_owned), error };
+        }
+    }
+
+    fn items(&self) -> impl Iterator<Item = &Item> {
+        self.messages.iter().flat_map(|message| &message.items)
+    }
+
+    fn each(&self) -> impl Iterator<Item = (&Received, &Item, &Outcome)> {
+        let both = self.messages.iter().zip(&self.decisions);
+        both.flat_map(|(message, decisions)| {
+            message.items.iter().zip(decisions).map(move |(item, outcome)| (message, item, outcome))
+        })
+    }
+
+    /// The verdict on each message.
+    pub fn decided(&self) -> impl Iterator<Item = (&Received, Verdict)> {
+        self.messages.iter().zip(&self.decisions).map(|(message, decisions)| {
+            let mut verdict = Verdict::default();
+            for (item, outcome) in message.items.iter().zip(decisions) {
+                match outcome {
+                    Outcome::Accepted => verdict.accepted += 1,
+                    Outcome::Duplicate => verdict.duplicates += 1,
+                    Outcome::Rejected(_, reason) => verdict.rejected.push(Rejection {
+                        index: item.index,
+                        idempotency_key: item.read.idempotency_key().map(str::to_owned),
+                        reason: reason.clone(),
+                    }),
+                }
+            }
+            (message, verdict)
+        })
+    }
+
+    /// What was refused.
+    pub fn refused(&self) -> impl Iterator<Item = (Origin<'_>, Entry<'_>)> {
+        self.each().filter_map(|(message, item, outcome)| match outcome {
+            Outcome::Rejected(id, reason) => Some((
+                message.origin(),
+                Entry {
+                    id: item.replay_of.unwrap_or(*id),
+                    received_at: item.came_at,
+                    idempotency_key: item.read.idempotency_key(),
+                    reason,
+                },
+            )),
+            _ => None,
+        })
+    }
+}
+
+impl Writer {
+    /// Writes a batch, and moves on. Either everything is written or nothing.
+    pub async fn write(&mut self, connection: &mut PgConnection, batch: &mut Batch) -> Result<(), WriteError> {
+        let Some(to) = batch.messages.last().map(|message| message.sequence) else { return Ok(()) };
+        let mut transaction = connection.begin().await?;
+        // First, so that a second writer waits here, and finds that he is second.
+        let moved = store::move_position(&mut transaction, self.shard, &self.stream_created, self.position, to);
+        if !moved.await? {
+            return Err(WriteError::Fenced);
+        }
+        batch.decisions = decide(&mut transaction, batch).await?;
+        keep_account(&mut transaction, batch).await?;
+        keep_refused(&mut transaction, batch).await?;
+        transaction.commit().await?;
+        self.position = to;
+        Ok(())
+    }
+}
+
+/// Decides on the records and inserts what is accepted. At first only what looks strange is looked up; if then a row that
+/// was thought to be new is there already, it is decided again with all that is known.
+async fn decide(transaction: &mut PgConnection, batch: &Batch) -> Result<Vec<Vec<Outcome>>, sqlx::Error> {
+    let heads = store::heads(transaction, &judge::series(batch.items())).await?;
+    let mut known = Known { heads, ..Known::default() };
+    for all in [false, true] {
+        let questions = judge::questions(batch.items(), &known.heads, all);
+        known.stored = store::stored(transaction, &questions.ids).await?;
+        known.neighbours = store::neighbours(transaction, &questions.neighbours).await?;
+        let mut judge = Judge::new(&known);
+        let decisions: Vec<Vec<Decision>> = batch
+            .messages
+            .iter()
+            .map(|message| message.items.iter().map(|item| judge.decide(item)).collect())
+            .collect();
+        let accepted: Vec<NewRow<'_>> = accepted(batch, &decisions).collect();
+        let mut attempt = transaction.begin().await?;
+        if accepted.is_empty() || store::insert(&mut attempt, &accepted).await? == accepted.len() {
+            move_heads(&mut attempt, &known.heads, &accepted).await?;
+            attempt.commit().await?;
+            return Ok(decisions.into_iter().map(|message| message.into_iter().map(outcome).collect()).collect());
+        }
+        attempt.rollback().await?;
+    }
+    // The position is ours, so nobody else inserts rows of these tenants meanwhile.
+    Err(sqlx::Error::Protocol("rows appeared that nobody could have written".into()))
+}
+
+fn outcome(decision: Decision) -> Outcome {
+    match decision {
+        Decision::Accepted => Outcome::Accepted,
+        Decision::Duplicate => Outcome::Duplicate,
+        Decision::Rejected(error) => Outcome::Rejected(Uuid::now_v7(), error.into()),
+    }
+}
+
+fn accepted<'a>(batch: &'a Batch, decisions: &'a [Vec<Decision>]) -> impl Iterator<Item = NewRow<'a>> {
+    let both = batch.messages.iter().zip(decisions);
+    both.flat_map(|(message, decisions)| {
+        message.items.iter().zip(decisions).filter_map(move |(item, decision)| match (decision, &item.read) {
+            (Decision::Accepted, Read::Sound(record, of_type)) => {
+                Some(NewRow { origin: message.origin(), record, kind: of_type.unit.metric_kind })
+            }
+            _ => None,
+        })
+    })
+}
+
+async fn move_heads(
+    transaction: &mut PgConnection,
+    heads: &HashMap<Uuid, Head>,
+    accepted: &[NewRow<'_>],
+) -> Result<(), sqlx::Error> {
+    let mut moved: HashMap<Uuid, (Origin<'_>, &crate::usage::record::Record, Head)> = HashMap::new();
+    for NewRow { origin, record, kind } in accepted.iter().filter(|row| row.kind == MetricKind::Counter) {
+        debug_assert_eq!(*kind, MetricKind::Counter);
+        let reading = Head { event_timestamp: record.event_timestamp, value: record.value };
+        let newer = |head: &Head| (reading.event_timestamp, reading.value) > (head.event_timestamp, head.value);
+        if heads.get(&record.series).is_none_or(newer) {
+            let head = moved.entry(record.series).or_insert((*origin, *record, reading));
+            if newer(&head.2) {
+                head.2 = reading;
+            }
+        }
+    }
+    let mut moved: Vec<_> = moved.into_values().collect();
+    moved.sort_unstable_by_key(|(_, record, _)| record.series);
+    store::move_heads(transaction, &moved).await
+}
+
+/// Tallies, and the minutes' counts.
+async fn keep_account(transaction: &mut PgConnection, batch: &Batch) -> Result<(), sqlx::Error> {
+    let mut tallies: HashMap<TallyKey<'_>, Tally> = HashMap::new();
+    let mut minutes: HashMap<MinuteKey, Count> = HashMap::new();
+    for (message, decisions) in batch.messages.iter().zip(&batch.decisions) {
+        let count = minutes.entry(MinuteKey::new(&message.tenant, &message.source, message.at)).or_default();
+        for (item, outcome) in message.items.iter().zip(decisions) {
+            match (outcome, item.read.record()) {
+                (Outcome::Accepted, Some(record)) => {
+                    count.accepted += 1;
+                    let one = Tally::one(record.event_timestamp);
+                    let key = (message.tenant.as_str(), message.source.as_str(), record.usage_type.as_str());
+                    tallies.entry(key).and_modify(|tally| tally.add(one)).or_insert(one);
+                }
+                (Outcome::Duplicate, _) => count.duplicates += 1,
+                _ => count.rejected += 1,
+            }
+        }
+    }
+    store::add_tallies(transaction, &tallies).await?;
+    store::add_minutes(transaction, &minutes).await
+}
+
+async fn keep_refused(transaction: &mut PgConnection, batch: &Batch) -> Result<(), sqlx::Error> {
+    let (mut refused, mut again, mut taken) = (Vec::new(), Vec::new(), Vec::new());
+    for (message, item, outcome) in batch.each() {
+        match (outcome, item.replay_of) {
+            (Outcome::Rejected(_, reason), Some(entry)) => again.push((entry, reason)),
+            (Outcome::Rejected(id, reason), None) => refused.push(Refused {
+                id: *id,
+                origin: message.origin(),
+                received_at: item.came_at,
+                user: message.user.as_deref(),
+                idempotency_key: item.read.idempotency_key(),
+                reason,
+                payload: &item.payload,
+            }),
+            (Outcome::Accepted | Outcome::Duplicate, Some(entry)) => taken.push(entry),
+            (Outcome::Accepted | Outcome::Duplicate, None) => {}
+        }
+    }
+    // Of an entry with several records, one that is refused again keeps it there.
+    taken.retain(|entry| !again.iter().any(|(refused, _)| refused == entry));
+    store::quarantine(transaction, &refused).await?;
+    store::refuse_again(transaction, &again).await?;
+    store::mark_replayed(transaction, &taken).await
+}

@@ -1,0 +1,49 @@
+//! How far each shard has been written down, and who writes it.
+
+use sqlx::PgConnection;
+
+/// Locks of shards among the database's advisory locks.
+const LOCKS: i32 = 0x7469_6465;
+
+/// Tries to become the shard's writer, for as long as this connection lasts. It spares two writers the trouble of
+/// standing in each other's way; what keeps them from doing harm is the position.
+pub async fn take_shard(connection: &mut PgConnection, shard: i32) -> Result<bool, sqlx::Error> {
+    // A writer whose machine is gone lets go within seconds.
+    sqlx::query(
+        "select set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false),
+             set_config('tcp_keepalives_count', '3', false)",
+    )
+    .execute(&mut *connection)
+    .await?;
+    sqlx::query_scalar("select pg_try_advisory_lock($1, $2)").bind(LOCKS).bind(shard).fetch_one(connection).await
+}
+
+/// The last sequence that was written down in this life of the stream.
+pub async fn position(connection: &mut PgConnection, shard: i32, stream_created: &str) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar(
+        "insert into usage_shards as known (shard, stream_created, position) values ($1, $2, 0)
+         on conflict (shard) do update set stream_created = excluded.stream_created, updated_at = now(),
+             position = case when known.stream_created = excluded.stream_created then known.position else 0 end
+         returning position",
+    )
+    .bind(shard)
+    .bind(stream_created)
+    .fetch_one(connection)
+    .await
+}
+
+/// Moves the position, if it is where we left it. Whoever finds it elsewhere is not the writer any more.
+pub async fn move_position(
+    connection: &mut PgConnection,
+    shard: i32,
+    stream_created: &str,
+    from: i64,
+    to: i64,
+) -> Result<bool, sqlx::Error> {
+    let moved = sqlx::query(
+        "update usage_shards set position = $4, updated_at = now()
+         where shard = $1 and stream_created = $2 and position = $3",
+    );
+    let moved = moved.bind(shard).bind(stream_created).bind(from).bind(to).execute(connection).await?;
+    Ok(moved.rows_affected() == 1)
+}

@@ -1,0 +1,39 @@
+//! What the ledger needs now and then: partitions ahead of time, and an end to what is kept for a while.
+
+use std::time::Duration;
+
+use sqlx::PgPool;
+use tokio_util::sync::CancellationToken;
+
+use super::store::{extend_partitions, forget_minutes, forget_quarantined};
+
+const INTERVAL: Duration = Duration::from_secs(3600);
+
+pub struct Upkeep {
+    pub database: PgPool,
+    pub quarantine_kept: Duration,
+    pub reconciliation_kept: Duration,
+}
+
+impl Upkeep {
+    /// Any number of processes may do it.
+    pub async fn run(self, stop: CancellationToken) {
+        loop {
+            match self.tend().await {
+                Ok(0) => {}
+                Ok(made) => tracing::info!(made, "usage: partitions were made"),
+                Err(error) => tracing::warn!(%error, "usage: upkeep is tried again in an hour"),
+            }
+            if stop.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    async fn tend(&self) -> Result<i32, sqlx::Error> {
+        let made = extend_partitions(&self.database).await?;
+        forget_quarantined(&self.database, self.quarantine_kept).await?;
+        forget_minutes(&self.database, self.reconciliation_kept).await?;
+        Ok(made)
+    }
+}
