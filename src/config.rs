@@ -173,6 +173,7 @@ pub struct Timers {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Usage {
+    pub subject: Name,
     pub shards: u16,
     pub backlog_bytes: i64,
     pub backlog_per_source: i64,

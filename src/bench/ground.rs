@@ -41,6 +41,10 @@ impl Ground {
         up.configure(&mut config);
         config.auth.admin_token = Some(Secret::new(ADMIN_TOKEN));
         config.timers.rate_limit = 0;
+        for limits in [&mut config.usage.limits.tenant, &mut config.usage.limits.source] {
+            (limits.sustained_rate, limits.burst_size) = (1_000_000_000, 1_000_000_000);
+            limits.max_bytes_per_sec = u32::MAX;
+        }
         let echo = tokio::spawn(echo(connect(&config).await));
         let (serving, url) = Serving::start(&config, 1).await;
         Self { url, folder, up, config, serving, echo }
@@ -51,16 +55,16 @@ impl Ground {
         let mut config = self.config.clone();
         config.nats.prefix = prefix.parse().expect("a name");
         config.http.port = 0;
-        // Timers are the database's, and that is the first deployment's.
-        config.roles.retain(|role| *role != Role::Timers);
+        config.usage.subject = format!("usage-{prefix}").parse().expect("a name");
+        // Timers and usage are the database's, and that is the first deployment's.
+        config.roles.retain(|role| !matches!(role, Role::Timers | Role::Usage));
         let (serving, _) = Serving::start(&config, instances).await;
         Beside { client: self.client_of(prefix).await, serving }
     }
 
     /// Makes sure that so many timers wait for a far day.
     pub async fn have_far_timers(&self, count: i64) {
-        let url = self.config.database.url.as_ref().expect("up has one");
-        let database = sqlx::PgPool::connect(url.expose()).await.expect("PostgreSQL answers");
+        let database = self.database().await;
         let fill = "insert into timers (id, tenant, created_at, updated_at, execute_at, due_at, callback_type,
                  callback_config, destination)
              select gen_random_uuid(), 'far', now(), now(), far, far, 'nats', '{\"type\":\"nats\",\"topic\":\"a.b\"}', 'nats'
@@ -69,6 +73,11 @@ impl Ground {
         sqlx::query(fill).bind(count).execute(&database).await.expect("the rows are made");
         sqlx::query("vacuum analyze timers").execute(&database).await.expect("the rows are counted");
         database.close().await;
+    }
+
+    pub async fn database(&self) -> sqlx::PgPool {
+        let url = self.config.database.url.as_ref().expect("up has one");
+        sqlx::PgPool::connect(url.expose()).await.expect("PostgreSQL answers")
     }
 
     pub async fn nats(&self) -> async_nats::Client {

@@ -40,6 +40,15 @@ pub struct Pairs {
 }
 
 impl Pairs {
+    /// From rates of the baseline and of what is measured.
+    pub fn of(rates: &[(f64, f64)]) -> Self {
+        Self {
+            baseline: Spread::of(rates.iter().map(|(baseline, _)| *baseline).collect()),
+            measured: Spread::of(rates.iter().map(|(_, measured)| *measured).collect()),
+            ratio: Spread::of(rates.iter().map(|(baseline, measured)| measured / baseline).collect()),
+        }
+    }
+
     pub fn detail(&self, baseline: &str) -> String {
         format!(
             "{:.0}/s against {:.0}/s {baseline} (middle half {:.2} to {:.2})",
@@ -57,11 +66,7 @@ pub async fn pairs(mut baseline: impl AsyncFnMut() -> f64, mut measured: impl As
             rates.push(pair);
         }
     }
-    Pairs {
-        baseline: Spread::of(rates.iter().map(|(baseline, _)| *baseline).collect()),
-        measured: Spread::of(rates.iter().map(|(_, measured)| *measured).collect()),
-        ratio: Spread::of(rates.iter().map(|(baseline, measured)| measured / baseline).collect()),
-    }
+    Pairs::of(&rates)
 }
 
 /// Measures one side alone.

@@ -9,6 +9,7 @@ mod load;
 mod noid;
 mod stages;
 mod timers;
+mod usage;
 
 use std::fmt;
 
@@ -78,7 +79,8 @@ impl fmt::Display for Row {
 pub async fn run(filter: &str, mut show: impl FnMut(&Row)) -> Vec<Row> {
     let ground = Ground::prepare().await;
     let mut rows = Vec::new();
-    for (name, measure) in ids::ROWS.iter().chain(noid::ROWS).chain(stages::ROWS).chain(timers::ROWS) {
+    for (name, measure) in ids::ROWS.iter().chain(noid::ROWS).chain(stages::ROWS).chain(timers::ROWS).chain(usage::ROWS)
+    {
         if name.contains(filter) {
             let row = Row { name, measured: measure(&ground).await };
             show(&row);
@@ -87,6 +89,14 @@ pub async fn run(filter: &str, mut show: impl FnMut(&Row)) -> Vec<Row> {
     }
     ground.clear().await;
     rows
+}
+
+/// Resident, in megabytes.
+fn memory_of_this_process() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kilobytes =
+        status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+    kilobytes.map_or(f64::INFINITY, |kilobytes: f64| kilobytes / 1024.0)
 }
 
 fn name(text: &str) -> Name {

@@ -17,6 +17,7 @@ use tokio::{net::TcpListener, sync::Notify, time::timeout};
 use super::{
     Ground, Measure, Measured, Unit,
     load::{IN_FLIGHT, rate, rounds},
+    memory_of_this_process,
 };
 
 pub const ROWS: &[(&str, Measure)] = &[
@@ -183,10 +184,6 @@ async fn beside_far_timers(ground: &Ground, what: Beside) -> Measured {
 
 /// Of this process, which serves and measures at once.
 fn memory() -> Measured {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kilobytes =
-        status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
-    let figure = kilobytes.map_or(f64::INFINITY, |kilobytes: f64| kilobytes / 1024.0);
     let detail = "resident, server and benchmark together".to_owned();
-    Measured { goal: 200.0, figure, unit: Unit::Megabytes, detail }
+    Measured { goal: 200.0, figure: memory_of_this_process(), unit: Unit::Megabytes, detail }
 }

@@ -33,6 +33,8 @@ impl User {
 pub struct Callers {
     pub prefix: Name,
     pub inbox_prefix: Name,
+    /// Where usage events are published.
+    pub usage: Name,
     /// The names of our streams, which the operator must leave alone.
     pub streams: Vec<String>,
     /// Ourselves: may do everything.
@@ -99,7 +101,7 @@ impl Callers {
         }
         let allowed = [
             format!("{prefix}.>"),
-            "usage.default.*".into(),
+            format!("{}.default.*", self.usage),
             "$SRV.>".into(),
             "$JS.API.>".into(),
             "$JS.ACK.>".into(),
@@ -132,7 +134,7 @@ impl Callers {
                 }
             }
         }
-        let subjects = vec![format!("usage.{tenant}.*")];
+        let subjects = vec![format!("{}.{tenant}.*", self.usage)];
         let mut called = Called { prefix: &self.prefix, tenant, subjects };
         api::visit(&mut called);
         called.subjects
@@ -140,7 +142,7 @@ impl Callers {
 
     /// Its own events, and what was refused of its own.
     fn heard_by(&self, tenant: &Name) -> [String; 2] {
-        [format!("{}.event.*.{tenant}.>", self.prefix), format!("usage-rejected.{tenant}.>")]
+        [format!("{}.event.*.{tenant}.>", self.prefix), format!("{}-rejected.{tenant}.>", self.usage)]
     }
 }
 

@@ -76,6 +76,7 @@ impl Up {
         let callers = Callers {
             prefix: config.nats.prefix.clone(),
             inbox_prefix: config.nats.inbox_prefix.clone(),
+            usage: config.usage.subject.clone(),
             streams: declarations(config).iter().map(|declaration| declaration.name().to_owned()).collect(),
             service: user(SERVICE_USER),
             operator: user(DEFAULT_TENANT),

@@ -114,6 +114,7 @@ pub fn declarations(config: &Config) -> Vec<Declaration> {
         // Where nothing is limited nobody asks the stream, but it can't do without a limit.
         ("{stages.rate_limit.requests}", stages.rate_limit.requests.max(1).to_string()),
         ("{stages.rate_limit.window}", stages.rate_limit.window.as_nanos().to_string()),
+        ("{usage.subject}", config.usage.subject.to_string()),
         ("{usage.shards}", config.usage.shards.to_string()),
         ("{usage.backlog_bytes}", config.usage.backlog_bytes.to_string()),
         ("{usage.backlog_per_source}", config.usage.backlog_per_source.to_string()),

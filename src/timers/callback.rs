@@ -63,7 +63,11 @@ impl Rules {
         let allowed = config.timers.tenants.iter();
         Self {
             payload_limit: config.timers.payload_limit,
-            reserved: [config.nats.prefix.to_string(), "usage".into(), "usage-rejected".into()],
+            reserved: [
+                config.nats.prefix.to_string(),
+                config.usage.subject.to_string(),
+                format!("{}-rejected", config.usage.subject),
+            ],
             streams: declarations(config).into_iter().flat_map(subjects).collect(),
             allowed: allowed.filter_map(|(name, tenant)| Some((name.clone(), tenant.subjects.clone()?))).collect(),
         }

@@ -141,7 +141,7 @@ impl Usage {
         if !hurried {
             headers.insert(verdicts::HEADER, expected.address.as_str());
         }
-        let message = Message { subject: format!("usage.{tenant}.{source}"), headers, payload };
+        let message = Message { subject: format!("{}.{tenant}.{source}", self.subject), headers, payload };
         let deadline = Instant::now() + PATIENCE;
         self.publish(message, deadline).await?;
         if hurried {

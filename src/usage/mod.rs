@@ -13,16 +13,16 @@
 mod audit;
 mod backlog;
 mod buckets;
-mod identity;
+pub(crate) mod identity;
 mod ingest;
 mod limits;
 mod metadata;
 mod quarantine;
-mod record;
+pub(crate) mod record;
 mod refusals;
 mod rules;
 mod sink;
-mod store;
+pub(crate) mod store;
 mod types;
 mod units;
 mod upkeep;
@@ -38,9 +38,12 @@ pub use limits::TenantLimits;
 pub use types::SourceRecord;
 
 use crate::{
-    api::usage::{
-        ChangeUnit, GetLimits, GetMetadata, GetSourceLimits, Ingest, ListQuarantine, ListSources, ListUnits,
-        RegisterSource, RegisterUnit, ReplayQuarantine, SetLimits, SetSourceLimits,
+    api::{
+        Name,
+        usage::{
+            ChangeUnit, GetLimits, GetMetadata, GetSourceLimits, Ingest, ListQuarantine, ListSources, ListUnits,
+            RegisterSource, RegisterUnit, ReplayQuarantine, SetLimits, SetSourceLimits,
+        },
     },
     clock::Clock,
     config::Config,
@@ -72,6 +75,8 @@ pub struct Usage {
     refusals: Arc<Refusals>,
     events: Events,
     clock: Clock,
+    /// The first token of the events' subjects.
+    subject: Name,
 }
 
 /// What usage needs of the rest of the process.
@@ -102,6 +107,7 @@ impl Usage {
     pub async fn start(parts: Parts, config: &Config, stop: CancellationToken) -> Result<(Arc<Self>, Running)> {
         let Parts { database, sink_database, nats, jetstream, registry, events, clock } = parts;
         let (prefix, usage) = (&config.nats.prefix, &config.usage);
+        let subject = usage.subject.clone();
         let (stop, tracker) = (stop.child_token(), TaskTracker::new());
         let stream = format!("{prefix}_USAGE");
         let types = Arc::new(Types::new(registry.clone()));
@@ -122,6 +128,7 @@ impl Usage {
             nats: nats.clone(),
             jetstream: jetstream.clone(),
             stream,
+            subject: usage.subject.clone(),
             types: types.clone(),
             limits: limits.clone(),
             verdicts: verdicts.clone(),
@@ -129,8 +136,20 @@ impl Usage {
         sink.start(usage.shards, &tracker, &stop);
         let buckets = Bucket::new(jetstream, format!("{prefix}_usage_limits"));
         let buckets = Buckets::new(buckets, events.clone(), clock.clone());
-        let usage =
-            Self { database, nats, registry, types, limits, buckets, backlog, verdicts, refusals, events, clock };
+        let usage = Self {
+            database,
+            nats,
+            registry,
+            types,
+            limits,
+            buckets,
+            backlog,
+            verdicts,
+            refusals,
+            events,
+            clock,
+            subject,
+        };
         Ok((Arc::new(usage), Running { stop, tracker }))
     }
 

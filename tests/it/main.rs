@@ -34,5 +34,6 @@ mod tour;
 mod uniqueness;
 mod unreal;
 mod up;
+mod usage;
 mod watermark;
 mod wire;

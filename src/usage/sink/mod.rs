@@ -27,7 +27,7 @@ use super::{
     types::Types,
     verdicts::Verdicts,
 };
-use crate::error::chain;
+use crate::{api::Name, error::chain};
 use reader::{Reader, Received};
 use writer::{Batch, WriteError, Writer};
 
@@ -52,6 +52,8 @@ pub struct Sink {
     pub nats: async_nats::Client,
     pub jetstream: jetstream::Context,
     pub stream: String,
+    /// The first token of the events' subjects.
+    pub subject: Name,
     pub types: Arc<Types>,
     pub limits: LimitTable,
     pub verdicts: Arc<Verdicts>,
@@ -113,6 +115,11 @@ impl Sink {
             () = self.purge(shard, written.subscribe()) => Ok(()),
             () = stop.cancelled() => Ok(()),
         }
+    }
+
+    /// The subjects of a shard, as the stream has rewritten them.
+    fn subjects(&self, shard: i32) -> String {
+        format!("{}.{shard}.>", self.subject)
     }
 
     async fn stream_created(&self) -> Result<String, async_nats::Error> {
@@ -199,7 +206,7 @@ impl Sink {
             }
         }
         for (origin, entry) in batch.refused() {
-            let subject = format!("usage-rejected.{}.{}", origin.tenant, origin.source);
+            let subject = format!("{}-rejected.{}.{}", self.subject, origin.tenant, origin.source);
             let told = self.nats.publish(subject, json!(entry).to_string().into()).await;
             if let Err(error) = told {
                 tracing::debug!(%error, "a refusal was not told");
@@ -212,7 +219,7 @@ impl Sink {
         loop {
             let up_to = *written.borrow_and_update();
             if up_to > 0 {
-                let request = json!({ "filter": format!("usage.{shard}.>"), "seq": up_to + 1 });
+                let request = json!({ "filter": self.subjects(shard), "seq": up_to + 1 });
                 let purge = format!("STREAM.PURGE.{}", self.stream);
                 let purged: Result<serde_json::Value, _> = self.jetstream.request(purge, &request).await;
                 match purged {

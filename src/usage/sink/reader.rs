@@ -106,7 +106,7 @@ impl Reader<'_> {
         let consumer = stream
             .create_consumer(pull::Config {
                 deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: last + 1 },
-                filter_subject: format!("usage.{}.>", self.shard),
+                filter_subject: self.sink.subjects(self.shard),
                 ack_policy: AckPolicy::None,
                 inactive_threshold: Duration::from_secs(30),
                 memory_storage: true,
