@@ -215,7 +215,7 @@ async fn fill(database: &PgPool, count: i64) {
     for first in (there..count).step_by(step as usize) {
         let made = "insert into usage_records (id, tenant_id, source_id, resource_id, usage_type, metric_kind, value,
                  event_timestamp, idempotency_key, metadata, body_hash, series)
-             select (substr(usage_id_at(at)::text, 1, 13) || substr(md5(number::text), 1, 4) || '-'
+             select (substr(usage_id_at(at)::text, 1, 14) || substr(md5(number::text), 1, 4) || '-'
                      || substr(md5(number::text), 5, 4) || '-' || substr(md5(number::text), 9, 4) || '-'
                      || substr(md5(number::text), 13, 12))::uuid,
                  'tenant-' || number % 100, 'fill', 'resource-' || number % 5000, 'type-' || number % 21,

@@ -13,6 +13,7 @@ mod stage;
 mod streams;
 mod timer;
 mod up;
+mod usage;
 
 use std::{fmt, io::Write, path::PathBuf, process::ExitCode};
 
@@ -64,6 +65,8 @@ enum Command {
     Stage(remote::Verbs<stage::Verb>),
     /// Set timers, look after them, and watch them fire.
     Timer(timer::TimerOptions),
+    /// Send usage records, watch them, and look after what was refused.
+    Usage(usage::UsageOptions),
     /// Send one request over NATS and print the reply.
     Call(call::Options),
 }
@@ -134,6 +137,7 @@ impl Cli {
             Command::Bench(options) => bench::run(options).await,
             Command::Noid(options) => options.run(&config, noid::converse).await,
             Command::Stage(options) => options.run(&config, stage::converse).await,
+            Command::Usage(options) => usage::run(&config, options).await,
             Command::Timer(options) => options.run(&config).await,
             Command::Call(options) => call::run(&config, options).await,
         }

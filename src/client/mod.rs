@@ -13,6 +13,7 @@
 //!
 //! Every operation has a method of its own name, which comes from its declaration in [`crate::api`].
 
+mod emitter;
 mod snowflake;
 
 use std::time::Duration;
@@ -26,6 +27,7 @@ use crate::{
     telemetry::Trace,
 };
 
+pub use emitter::{Delivered, Emitter, EmitterCounts, EmitterOptions};
 pub use snowflake::Snowflakes;
 
 pub const SERVICE_ERROR: &str = "Nats-Service-Error";
@@ -105,8 +107,12 @@ impl Client {
 
     /// The events of a pattern, such as `timer.acme.>`, from now on.
     pub async fn follow(&self, what: &str) -> Result<async_nats::Subscriber> {
+        self.listen(format!("{}.event.{what}", self.prefix)).await
+    }
+
+    /// What is published on a subject, from now on.
+    pub async fn listen(&self, subject: String) -> Result<async_nats::Subscriber> {
         let unheard = |error: async_nats::Error| Error::unavailable("events can't be heard").source(error);
-        let subject = format!("{}.event.{what}", self.prefix);
         let events = self.nats.subscribe(subject).await.map_err(|error| unheard(error.into()))?;
         // Before the server knows of it, events would go by.
         self.nats.flush().await.map_err(|error| unheard(error.into()))?;

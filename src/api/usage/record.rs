@@ -6,6 +6,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
+use uuid::Uuid;
 
 use super::MetricKind;
 use crate::error::{Code, Error};
@@ -36,6 +37,24 @@ pub struct UsageRecord {
     /// An object of up to 8 KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Value>,
+}
+
+impl UsageRecord {
+    /// A record of now, under a key of its own. A value that must be exact is given as text.
+    pub fn new(usage_type: impl Into<String>, resource_id: impl Into<String>, value: impl Into<Value>) -> Self {
+        Self {
+            usage_type: usage_type.into(),
+            resource_id: resource_id.into(),
+            value: value.into(),
+            event_timestamp: Utc::now(),
+            idempotency_key: Uuid::now_v7().to_string(),
+            metric_kind: None,
+            user_id: None,
+            resource_type: None,
+            lineage: None,
+            metadata: None,
+        }
+    }
 }
 
 /// The forms in which records may come.

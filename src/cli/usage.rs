@@ -1,0 +1,337 @@
+//! `tidemark usage`: the usage ledger of a running deployment.
+
+use std::{collections::BTreeMap, io};
+
+use chrono::{DateTime, Utc};
+use clap::{Args, Subcommand, ValueEnum};
+use futures::{StreamExt, stream::select};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::{
+    Failure, Outcome,
+    lines::{Beside, Lines},
+    print, print_row, print_to_reader,
+    remote::Verbs,
+    show,
+};
+use crate::{
+    api::{
+        Name, NoParameters,
+        usage::{MetadataRequest, QuarantineFilter, Quarantined, Replay, UsageRecord},
+    },
+    client::{Client, Delivered},
+    config::Config,
+};
+
+/// Records of one request.
+const BATCH: usize = 500;
+
+#[derive(Debug, Args)]
+pub struct UsageOptions {
+    #[command(flatten)]
+    verbs: Verbs<Verb>,
+    /// Whose usage.
+    #[arg(long, global = true, env = "TIDEMARK_TENANT", default_value = "default")]
+    tenant: Name,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Send usage records: one from arguments, or many from stdin. Waits for the verdict; fails if any was refused.
+    Emit(Box<EmitOptions>),
+    /// Show records as they are published, and what was refused.
+    Tail {
+        /// Only what was refused
+        #[arg(long)]
+        rejected: bool,
+        /// End after so many
+        #[arg(long)]
+        count: Option<usize>,
+    },
+    /// List the units that records can be of.
+    Units,
+    /// List what was refused, newest first.
+    Quarantine {
+        /// Only with this reason, such as type_not_found
+        #[arg(long)]
+        code: Option<String>,
+        /// At most so many
+        #[arg(long, default_value_t = 50)]
+        limit: i64,
+    },
+    /// Send refused records again, once the cause is mended.
+    Replay {
+        #[arg(required = true)]
+        ids: Vec<Uuid>,
+    },
+    /// Show what the ledger has, and what came in the last hour.
+    Status,
+}
+
+#[derive(Debug, Args)]
+pub struct EmitOptions {
+    /// What the records come from
+    #[arg(long, env = "TIDEMARK_SOURCE", default_value = "default")]
+    source: Name,
+    /// The unit's name
+    #[arg(long = "type", value_name = "UNIT", requires_all = ["resource", "value"])]
+    usage_type: Option<String>,
+    /// What was used
+    #[arg(long, requires = "usage_type")]
+    resource: Option<String>,
+    /// How much, kept exactly
+    #[arg(long, requires = "usage_type", allow_hyphen_values = true)]
+    value: Option<String>,
+    /// When it was used; now if not given
+    #[arg(long, requires = "usage_type")]
+    at: Option<DateTime<Utc>>,
+    /// Names the record, so that sending it again counts once
+    #[arg(long, requires = "usage_type")]
+    key: Option<String>,
+    #[arg(long, requires = "usage_type")]
+    user: Option<String>,
+    /// Records on stdin, without --type: an object per line, or a table whose first line names the fields. Fields
+    /// `metadata.<name>` are members of the metadata. A record without a key or time gets a new one.
+    #[arg(long, value_enum, default_value = "jsonl", conflicts_with = "usage_type")]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    Jsonl,
+    Csv,
+}
+
+pub async fn run(config: &Config, options: UsageOptions) -> Outcome {
+    let (tenant, subject) = (options.tenant, &config.usage.subject);
+    let converse = async |client: &Client, verb, json| converse(client, &tenant, subject, verb, json).await;
+    options.verbs.run(config, converse).await
+}
+
+async fn converse(client: &Client, tenant: &Name, subject: &Name, verb: Verb, json: bool) -> Result<(), Failure> {
+    match verb {
+        Verb::Emit(options) => emit(client, tenant, *options, json).await,
+        Verb::Tail { rejected, count } => {
+            tail(client, tenant, subject, rejected, count.unwrap_or(usize::MAX), json).await
+        }
+        Verb::Units => {
+            let units = client.list_units(tenant, &NoParameters {}).await?;
+            show(json, &units, || {
+                units.units.iter().try_for_each(|unit| {
+                    let kind = unit.metric_kind.as_str();
+                    print(format_args!("{}\t{kind}\t{}\t{}", unit.name, unit.base_unit, unit.allowed_sources.join(",")))
+                })
+            })
+        }
+        Verb::Quarantine { code, limit } => {
+            let filter = QuarantineFilter { code, limit: Some(limit), ..QuarantineFilter::default() };
+            let found = client.list_quarantine(tenant, &filter).await?;
+            show(json, &found, || found.records.iter().try_for_each(|entry| print(refused_line(entry))))
+        }
+        Verb::Replay { ids } => {
+            let replayed = client.replay_quarantine(tenant, &Replay { ids }).await?;
+            let rejected = replayed.rejected.len();
+            show(json, &replayed, || {
+                print_row("accepted", &replayed.accepted)?;
+                print_row("duplicates", &replayed.duplicates)?;
+                print_row("buffered", &replayed.buffered)?;
+                print_row("rejected", &rejected)
+            })?;
+            match replayed.rejected.first() {
+                Some(first) => {
+                    Err(Failure(format!("{rejected} were refused again, such as: {}", first.reason.message)))
+                }
+                None => Ok(()),
+            }
+        }
+        Verb::Status => {
+            let metadata = client.usage_metadata(tenant, &MetadataRequest::default()).await?;
+            show(json, &metadata, || {
+                let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_string()).unwrap_or_default();
+                print_row("records", &metadata.total_records)?;
+                print_row("earliest", &time(metadata.earliest_event))?;
+                print_row("latest", &time(metadata.latest_event))?;
+                print_row("backlog", &format_args!("{} messages", metadata.storage_health.backlog_messages))?;
+                metadata.reconciliation.iter().try_for_each(|minute| {
+                    print(format_args!(
+                        "{}\t{}\t{} emitted = {} accepted + {} duplicates + {} rejected",
+                        minute.minute,
+                        minute.source_id,
+                        minute.emitted,
+                        minute.accepted,
+                        minute.duplicates,
+                        minute.rejected
+                    ))
+                })
+            })
+        }
+    }
+}
+
+fn refused_line(entry: &Quarantined) -> String {
+    let key = entry.idempotency_key.as_deref().unwrap_or_default();
+    format!("{}\t{}\t{}\t{key}\t{}", entry.id, entry.source_id, entry.reason.code, entry.reason.message)
+}
+
+/// What was sent, all together.
+#[derive(Default, serde::Serialize)]
+struct Sent {
+    accepted: usize,
+    duplicates: usize,
+    buffered: usize,
+    rejected: usize,
+}
+
+impl Sent {
+    fn add(&mut self, delivered: Delivered) {
+        self.accepted += delivered.accepted;
+        self.duplicates += delivered.duplicates;
+        self.buffered += delivered.buffered;
+        self.rejected += delivered.refused.len();
+        for (record, reason) in delivered.refused {
+            eprintln!("refused {}: {}: {}", record.idempotency_key, reason.code, reason.message);
+        }
+    }
+}
+
+async fn emit(client: &Client, tenant: &Name, options: EmitOptions, json: bool) -> Result<(), Failure> {
+    let target = (tenant.clone(), options.source);
+    let mut sent = Sent::default();
+    match options.usage_type {
+        Some(usage_type) => {
+            let (resource, value) = (options.resource.unwrap_or_default(), options.value.unwrap_or_default());
+            let mut record = UsageRecord::new(usage_type, resource, value);
+            record.event_timestamp = options.at.unwrap_or(record.event_timestamp);
+            record.idempotency_key = options.key.unwrap_or(record.idempotency_key);
+            record.user_id = options.user;
+            sent.add(client.deliver(&target, vec![record]).await);
+        }
+        None => {
+            let mut lines = Lines::of_stdin(Beside::Nothing);
+            let mut table = None;
+            let (mut records, mut number) = (Vec::with_capacity(BATCH), 0);
+            // Nothing of a batch is sent before all of it was understood, so a bad line names itself and loses nothing.
+            while let Some(line) = lines.next()? {
+                number += 1;
+                let bad = |problem: String| Failure(format!("line {number}: {problem}"));
+                if line.trim_ascii().is_empty() {
+                    continue;
+                }
+                let object = match (options.format, &table) {
+                    (Format::Jsonl, _) => serde_json::from_slice(line).map_err(|error| bad(error.to_string()))?,
+                    (Format::Csv, None) => {
+                        table = Some(cells(line).map_err(|error| bad(error.to_string()))?);
+                        continue;
+                    }
+                    (Format::Csv, Some(fields)) => row(fields, line).map_err(bad)?,
+                };
+                records.push(complete(object).map_err(bad)?);
+                if records.len() == BATCH {
+                    sent.add(client.deliver(&target, std::mem::take(&mut records)).await);
+                }
+            }
+            sent.add(client.deliver(&target, records).await);
+        }
+    }
+    show(json, &sent, || {
+        print_row("accepted", &sent.accepted)?;
+        print_row("duplicates", &sent.duplicates)?;
+        print_row("buffered", &sent.buffered)?;
+        print_row("rejected", &sent.rejected)
+    })?;
+    match sent.rejected {
+        0 => Ok(()),
+        count => Err(Failure(format!("{count} records were refused"))),
+    }
+}
+
+/// The cells of a line.
+fn cells(line: &[u8]) -> Result<Vec<String>, csv::Error> {
+    let mut reader = csv::ReaderBuilder::new().has_headers(false).trim(csv::Trim::All).from_reader(line);
+    match reader.records().next() {
+        Some(record) => Ok(record?.iter().map(str::to_owned).collect()),
+        None => Err(io::Error::other("no cells").into()),
+    }
+}
+
+/// A row of the table as an object. Empty cells are not given.
+fn row(fields: &[String], line: &[u8]) -> Result<Map<String, Value>, String> {
+    let cells = cells(line).map_err(|error| error.to_string())?;
+    if cells.len() != fields.len() {
+        return Err(format!("{} cells, but the first line has {}", cells.len(), fields.len()));
+    }
+    let (mut object, mut metadata) = (Map::new(), BTreeMap::new());
+    for (field, cell) in fields.iter().zip(cells).filter(|(_, cell)| !cell.is_empty()) {
+        match field.strip_prefix("metadata.") {
+            Some(member) => drop(metadata.insert(member.to_owned(), cell)),
+            None => drop(object.insert(field.clone(), cell.into())),
+        }
+    }
+    if !metadata.is_empty() {
+        object.insert("metadata".to_owned(), json!(metadata));
+    }
+    Ok(object)
+}
+
+fn complete(mut object: Map<String, Value>) -> Result<UsageRecord, String> {
+    object.entry("idempotency_key").or_insert_with(|| Uuid::now_v7().to_string().into());
+    object.entry("event_timestamp").or_insert_with(|| json!(Utc::now()));
+    let known = ["usage_type", "resource_id", "value", "event_timestamp", "idempotency_key", "metric_kind", "user_id"];
+    let known = known.iter().chain(&["resource_type", "lineage", "metadata"]);
+    if let Some(unknown) = object.keys().find(|field| !known.clone().any(|known| known == field)) {
+        return Err(format!("unknown field {unknown:?}"));
+    }
+    serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| error.to_string())
+}
+
+/// Prints what is published and refused, until there was enough or nobody reads it any more.
+async fn tail(
+    client: &Client,
+    tenant: &Name,
+    subject: &Name,
+    rejected: bool,
+    count: usize,
+    json: bool,
+) -> Result<(), Failure> {
+    let refused = client.listen(format!("{subject}-rejected.{tenant}.*")).await?;
+    let mut messages = match rejected {
+        true => refused.left_stream(),
+        false => select(refused, client.listen(format!("{subject}.{tenant}.*")).await?).right_stream(),
+    }
+    .take(count);
+    while let Some(message) = messages.next().await {
+        let is_refusal = message.subject.starts_with(&format!("{subject}-rejected."));
+        let source = message.subject.rsplit('.').next().unwrap_or_default();
+        let body: Value = serde_json::from_slice(&message.payload).unwrap_or_default();
+        let records = match body {
+            Value::Array(records) => records,
+            Value::Object(ref members) => match members.get("records") {
+                Some(Value::Array(records)) => records.clone(),
+                _ => vec![body],
+            },
+            _ => vec![json!({ "bytes": message.payload.len() })],
+        };
+        for record in records {
+            let line = match json {
+                true => json!({ "source_id": source, "refused": is_refusal, "record": record }).to_string(),
+                false if is_refusal => {
+                    let text = |member: &str| record["reason"][member].as_str().unwrap_or_default().to_owned();
+                    format!("refused\t{source}\t{}\t{}", text("code"), text("message"))
+                }
+                false => {
+                    let text = |member: &str| match &record[member] {
+                        Value::String(text) => text.clone(),
+                        other => other.to_string(),
+                    };
+                    let (at, unit) = (text("event_timestamp"), text("usage_type"));
+                    format!("{at}\t{source}\t{unit}\t{}\t{}", text("resource_id"), text("value"))
+                }
+            };
+            if !print_to_reader(line)? {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
