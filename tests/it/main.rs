@@ -35,5 +35,7 @@ mod uniqueness;
 mod unreal;
 mod up;
 mod usage;
+mod usage_counters;
+mod usage_promises;
 mod watermark;
 mod wire;

@@ -53,6 +53,8 @@ impl Deployment {
             ("TIDEMARK__AUTH__ADMIN_TOKEN", ADMIN_TOKEN),
             ("API_KEY", API_KEY),
             ("PORT", "0"),
+            // The server sets it aside for every deployment, and there are many.
+            ("TIDEMARK__USAGE__BACKLOG_BYTES", "33554432"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .into()
@@ -193,6 +195,10 @@ impl Http {
         Self { client: reqwest::Client::new(), url: url.to_owned(), headers: Default::default() }
     }
 
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     /// The same caller from another address of this machine.
     pub fn from(mut self, address: [u8; 4]) -> Self {
         let client = reqwest::Client::builder().local_address(std::net::IpAddr::from(address));
@@ -231,6 +237,10 @@ impl Http {
 
     pub async fn put(&self, path: &str) -> Answer {
         self.send(Method::PUT, path, None).await
+    }
+
+    pub async fn put_json(&self, path: &str, body: Value) -> Answer {
+        self.send(Method::PUT, path, Some(body.to_string().into_bytes())).await
     }
 
     /// Posts a form, as curl's `-d` does.
