@@ -29,6 +29,9 @@ use crate::{
 const BATCH_BYTES: usize = 512 * 1024;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// A verdict, or that there is none yet, comes sooner than this.
+const ATTEMPT: Duration = Duration::from_secs(5);
+
 /// A defect of the service may pass, but not if it is there again and again.
 const MOST_DEFECTS: usize = 5;
 
@@ -171,9 +174,10 @@ impl Client {
         let body = WholeBody::new(Encoding::Json, serde_json::to_vec(records).map_err(Error::internal)?);
         let (mut pause, mut defects) = (FIRST_PAUSE, 0);
         loop {
-            let error = match self.call::<Ingest>(target, &body).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
+            let error = match timeout(ATTEMPT, self.call::<Ingest>(target, &body)).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) => error,
+                Err(_) => Error::unavailable(format!("no answer within {ATTEMPT:?}")),
             };
             defects += usize::from(error.code == Code::Internal);
             if !passes(&error) || defects > MOST_DEFECTS {

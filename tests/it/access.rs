@@ -177,12 +177,28 @@ async fn nats_permissions_keep_tenants_to_themselves() {
     let timer = json!({"execute_in": "1h", "callback": {"type": "nats", "topic": "a.b"}}).to_string();
     let timer = acme.request("tm.timer.create.acme", timer.into()).await.unwrap();
     assert!(timer.headers.is_none(), "{timer:?}");
-    acme.publish("usage.acme.gateway", "{}".into()).await.unwrap();
+    // So is usage: published, asked for a verdict, and told of what was refused.
+    let mut told = acme.subscribe("usage-rejected.acme.*").await.unwrap();
     refused.none(&acme, "tm.id.increment.nats").await;
+    acme.publish("usage.acme.gateway", "{}".into()).await.unwrap();
+    let rejected = tokio::time::timeout(Duration::from_secs(10), told.next()).await.unwrap().unwrap();
+    assert_eq!(rejected.subject.as_str(), "usage-rejected.acme.gateway");
+    let units = acme.request("tm.usage.units.acme", "".into()).await.unwrap();
+    assert!(units.headers.is_none(), "{units:?}");
+    let judged = acme.request("tm.usage.ingest.acme.default", "[{}]".into()).await.unwrap();
+    assert!(String::from_utf8_lossy(&judged.payload).contains("validation_error"), "{judged:?}");
 
     for subject in [
         "usage.glo-bex.gateway",
         "usage.default.gateway",
+        "tm.usage.ingest.default.default",
+        "tm.usage.ingest.glo-bex.acme",
+        "tm.usage.limits-set.default",
+        "tm.usage.unit-register",
+        "tm.usage.source-register",
+        "usage-rejected.acme.gateway",
+        "$JS.API.STREAM.PURGE.tm_USAGE",
+        "$JS.API.STREAM.INFO.tm_USAGE",
         "tm.id.config.set-increment.nats",
         "tm.admin.key-list",
         "tm.admin.key-create",
@@ -215,22 +231,17 @@ async fn nats_permissions_keep_tenants_to_themselves() {
     // The server acknowledges what a stream takes to whatever reply subject stands in the message.
     let (operator, _) = connect(&up.env["NATS_URL"], "_INBOX").await;
     let jetstream = async_nats::jetstream::new(operator);
-    let stream = async_nats::jetstream::stream::Config {
-        name: "TAKES".into(),
-        subjects: vec!["usage.acme.>".into()],
-        ..Default::default()
-    };
-    let mut stream = jetstream.create_stream(stream).await.unwrap();
+    let mut stream = jetstream.get_stream("tm_USAGE").await.unwrap();
+    let before = stream.info().await.unwrap().state.last_sequence;
     acme.publish_with_reply("usage.acme.gateway", "$KV.tm_counters.increment.nats", "{}".into()).await.unwrap();
     acme.publish_with_reply("tm.id.increment.nats", "$KV.tm_counters.increment.nats", "".into()).await.unwrap();
     let stored = acme.request("usage.acme.gateway", "{}".into()).await.unwrap();
-    assert!(String::from_utf8_lossy(&stored.payload).contains("TAKES"), "{stored:?}");
-    assert_eq!(stream.info().await.unwrap().state.messages, 2);
-    jetstream.delete_stream("TAKES").await.unwrap();
+    assert!(String::from_utf8_lossy(&stored.payload).contains("tm_USAGE"), "{stored:?}");
+    assert_eq!(stream.info().await.unwrap().state.last_sequence, before + 2);
     let counters = connect(&up.service_env()["NATS_URL"], "_INBOX_tm_test").await.0;
     let counters = async_nats::jetstream::new(counters).get_key_value("tm_counters").await.unwrap();
     let mark = counters.get("increment.nats").await.unwrap().unwrap();
-    assert!(!String::from_utf8_lossy(&mark).contains("TAKES"), "an acknowledgement was written over a counter");
+    assert!(!String::from_utf8_lossy(&mark).contains("tm_USAGE"), "an acknowledgement was written over a counter");
 
     let anonymous = format!("nats://127.0.0.1:{}", up.env["NATS_URL"].rsplit(':').next().unwrap());
     assert!(async_nats::connect(&anonymous).await.is_err(), "nobody gets in without a name");

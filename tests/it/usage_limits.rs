@@ -161,11 +161,14 @@ async fn warnings_come_at_three_quarters_and_nine_tenths() {
 }
 
 /// A transaction that holds every shard's row, so that no sink can write.
-async fn stalled(deployment: &Deployment) -> sqlx::Transaction<'static, sqlx::Postgres> {
+pub async fn stalled(deployment: &Deployment) -> sqlx::Transaction<'static, sqlx::Postgres> {
     let database = deployment.database().await;
-    let mut held = database.begin().await.unwrap();
-    sqlx::query("select * from usage_shards for update").execute(&mut *held).await.unwrap();
-    held
+    eventually("every shard has its writer", async || {
+        let mut held = database.begin().await.unwrap();
+        let shards = sqlx::query("select * from usage_shards for update").fetch_all(&mut *held).await.unwrap();
+        (shards.len() == 4).then_some(held)
+    })
+    .await
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ use tidemark::{
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-pub use process::{Process, tidemark};
+pub use process::{Process, tidemark, tidemark_reading};
 pub use proxy::Proxy;
 pub use receiver::{Answering, Received, Receiver};
 pub use servers::Servers;

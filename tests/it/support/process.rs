@@ -10,7 +10,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 use tidemark::embedded::Child;
-use tokio::time::timeout;
+use tokio::{io::AsyncWriteExt, time::timeout};
 
 use super::{Http, servers::folder};
 
@@ -96,8 +96,21 @@ impl Drop for Process {
 
 /// Runs a command to its end: exit code, stdout, stderr.
 pub async fn tidemark(arguments: &[&str], environment: HashMap<String, String>) -> (Option<i32>, String, String) {
+    tidemark_reading(arguments, environment, "").await
+}
+
+/// The same with something on stdin.
+pub async fn tidemark_reading(
+    arguments: &[&str],
+    environment: HashMap<String, String>,
+    input: &str,
+) -> (Option<i32>, String, String) {
     let mut command = tokio::process::Command::from(command(arguments, environment));
-    let output = timeout(PATIENCE, command.kill_on_drop(true).output()).await.expect("it never ended").unwrap();
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
+    // One that does not read is no error.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes()).await;
+    let output = timeout(PATIENCE, child.wait_with_output()).await.expect("it never ended").unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
