@@ -6,7 +6,7 @@
 //! - [`api`] declares every operation once: request, response, subject, routes, scope. Both transports, the [`client`],
 //!   the OpenAPI document and the permissions that `up` writes come from it.
 //! - [`gateway`] finds the code that answers an operation: in this process, or over NATS in another.
-//! - [`ids`], [`noid`], [`stages`] and [`timers`] answer. Domain modules know no transport and not each other.
+//! - [`ids`], [`noid`], [`stages`], [`timers`] and [`usage`] answer. Domain modules know no transport and not each other.
 //! - [`watermark`] counts: compare-and-set, group commit, ranges, leases, idempotent answers. [`snowflake`] mints ids with
 //!   a leased number, here and in the [`client`].
 //! - [`registry`] is what every instance must know at once, held in memory; [`access`] decides who may call.

@@ -47,8 +47,10 @@ pub struct EmitterOptions {
     /// Records that wait to be sent, at most. When there are more, the oldest are dropped and counted.
     pub queue: usize,
     /// Hears of every record that was refused.
-    pub on_rejected: Option<Arc<dyn Fn(&UsageRecord, &Reason) + Send + Sync>>,
+    pub on_rejected: Option<OnRejected>,
 }
+
+pub type OnRejected = Arc<dyn Fn(&UsageRecord, &Reason) + Send + Sync>;
 
 impl Default for EmitterOptions {
     fn default() -> Self {

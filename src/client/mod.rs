@@ -27,7 +27,7 @@ use crate::{
     telemetry::Trace,
 };
 
-pub use emitter::{Delivered, Emitter, EmitterCounts, EmitterOptions};
+pub use emitter::{Delivered, Emitter, EmitterCounts, EmitterOptions, OnRejected};
 pub use snowflake::Snowflakes;
 
 pub const SERVICE_ERROR: &str = "Nats-Service-Error";

@@ -25,7 +25,8 @@ async fn poison_is_kept_and_told_and_blocks_nobody() {
     let mut told = nats.subscribe("usage-rejected.default.*").await.unwrap();
     nats.flush().await.unwrap();
     let good = record("calls", "r", 1);
-    let poison: [(&str, &[(&str, &str)], Vec<u8>); 6] = [
+    type Headers = &'static [(&'static str, &'static str)];
+    let poison: [(&str, Headers, Vec<u8>); 6] = [
         ("validation_error", &[], b"not json at all".to_vec()),
         ("validation_error", &[("Content-Type", "application/msgpack")], vec![0xc1, 0, 0xff]),
         ("validation_error", &[], json!(vec![good.clone(); 1001]).to_string().into()),

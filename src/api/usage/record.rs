@@ -63,7 +63,7 @@ impl UsageRecord {
 pub enum RecordBodies {
     Object { records: Vec<UsageRecord> },
     List(Vec<UsageRecord>),
-    One(UsageRecord),
+    One(Box<UsageRecord>),
 }
 
 /// The answer to records.

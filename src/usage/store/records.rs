@@ -130,7 +130,7 @@ pub async fn stored(connection: &mut PgConnection, ids: &[Uuid]) -> Result<HashM
 }
 
 /// The readings of a counter right before and right after a moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, FromRow)]
 pub struct Neighbours {
     pub before: Option<Decimal>,
     pub after: Option<Decimal>,
@@ -144,18 +144,24 @@ pub async fn neighbours(
     if moments.is_empty() {
         return Ok(HashMap::new());
     }
-    let rows: Vec<(Uuid, DateTime<Utc>, Option<Decimal>, Option<Decimal>)> = sqlx::query_as(
+    #[derive(FromRow)]
+    struct Found {
+        series: Uuid,
+        at: DateTime<Utc>,
+        #[sqlx(flatten)]
+        neighbours: Neighbours,
+    }
+    let rows: Vec<Found> = sqlx::query_as(
         "select wanted.series, wanted.at,
              (select value from usage_records record where record.series = wanted.series and status = 'active'
-                  and event_timestamp < wanted.at order by event_timestamp desc, value desc limit 1),
+                  and event_timestamp < wanted.at order by event_timestamp desc, value desc limit 1) as before,
              (select value from usage_records record where record.series = wanted.series and status = 'active'
-                  and event_timestamp > wanted.at order by event_timestamp, value limit 1)
+                  and event_timestamp > wanted.at order by event_timestamp, value limit 1) as after
          from unnest($1::uuid[], $2::timestamptz[]) as wanted (series, at)",
     )
     .bind(column(moments, |(series, _)| *series))
     .bind(column(moments, |(_, at)| *at))
     .fetch_all(connection)
     .await?;
-    let found = |(series, at, before, after)| ((series, at), Neighbours { before, after });
-    Ok(rows.into_iter().map(found).collect())
+    Ok(rows.into_iter().map(|found| ((found.series, found.at), found.neighbours)).collect())
 }
