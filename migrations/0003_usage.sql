@@ -41,7 +41,7 @@ create table usage_partitions (
 );
 
 create function usage_id_at(moment timestamptz) returns uuid immutable language sql as $$
-    select (lpad(to_hex((extract(epoch from moment) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
+    select (lpad(to_hex((extract(epoch from greatest(moment, 'epoch')) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
 $$;
 
 -- Makes dated partitions until the moment lies in one. Rows that were waiting for them in the edge move along.

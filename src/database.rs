@@ -85,6 +85,18 @@ pub fn is_passing(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Whether the error is about what was to be written, so that writing it again won't help: a data exception, a constraint, a
+/// limit of the server, or something that has no form on the wire. Everything else is the server's or ours to mend.
+pub fn is_about_data(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Encode(_) => true,
+        sqlx::Error::Database(error) => {
+            error.code().is_some_and(|code| ["22", "23", "54"].iter().any(|class| code.starts_with(class)))
+        }
+        _ => false,
+    }
+}
+
 /// Brings the database up to date. Any number of processes may try at once; one does it.
 pub async fn migrate(pool: &PgPool) -> Result<(), DatabaseError> {
     let number: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")

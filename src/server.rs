@@ -81,8 +81,8 @@ pub struct Server {
 
 /// What runs once the servers are found.
 struct Running {
-    /// For requests, and for the stores.
-    connections: [async_nats::Client; 2],
+    /// For requests, for the stores, and for what usage publishers send.
+    connections: Vec<async_nats::Client>,
     services: nats::Services,
     ids: Option<Arc<Ids>>,
     timers: Option<timers::Running>,
@@ -210,7 +210,7 @@ impl Server {
         // Requests and replies come by the thousand, and a write that others wait for should not queue among them.
         let store = self.until("NATS", || jetstream::connect(&self.config.nats)).await?;
         self.app.health.connected(nats.clone(), store.clone());
-        let jetstream = jetstream_context(&store);
+        let jetstream = jetstream::jetstream_context(&store);
         self.until("PostgreSQL", || database::migrate(&self.database)).await?;
         let declarations = jetstream::declarations(&self.config);
         let apply = || jetstream::apply_guarded(&self.database, &jetstream, &declarations, self.fresh);
@@ -290,9 +290,12 @@ impl Server {
                 Some(running)
             }
         };
+        let mut connections = vec![nats.clone(), store];
         let usage = match self.config.roles.contains(&Role::Usage) {
             false => None,
             true => {
+                let sink_nats = self.until("NATS", || jetstream::connect(&self.config.nats)).await?;
+                connections.push(sink_nats.clone());
                 // Sinks hold their connections, and writing must not wait for requests.
                 let sink_database = database::pool_of(&self.config.database, usage::connections(&self.config))?;
                 let start = || {
@@ -300,6 +303,7 @@ impl Server {
                         database: self.database.clone(),
                         sink_database: sink_database.clone(),
                         nats: nats.clone(),
+                        sink_nats: sink_nats.clone(),
                         jetstream: jetstream.clone(),
                         registry: registry.clone(),
                         events: events.clone(),
@@ -323,7 +327,7 @@ impl Server {
             limits: Limits::new(&self.config, jetstream, clock.clone()),
         };
         self.app.ready.set(ready).ok();
-        Ok(Running { connections: [nats, store], services, ids, timers, usage, leases })
+        Ok(Running { connections, services, ids, timers, usage, leases })
     }
 
     /// Tries until it works, saying what it waits for. Errors that waiting won't mend end it.
@@ -364,13 +368,6 @@ impl Server {
 async fn listen(setting: &'static str, host: &str, port: u16) -> Result<TcpListener, ServeError> {
     let address = format!("{host}:{port}");
     TcpListener::bind(&address).await.map_err(|source| ServeError::Listen { setting, address, source })
-}
-
-/// Requests to JetStream that fail fast enough to be repeated.
-fn jetstream_context(nats: &async_nats::Client) -> async_nats::jetstream::Context {
-    let mut context = async_nats::jetstream::new(nats.clone());
-    context.set_timeout(Duration::from_secs(2));
-    context
 }
 
 fn roles(roles: &[Role]) -> String {

@@ -77,6 +77,7 @@ impl Caller {
             (Caller::Key(key), Scope::Mint) => key.roles.contains(&Grant::Mint),
             (Caller::Key(key), Scope::Timers) => key.roles.contains(&Grant::Timers),
             (Caller::Key(key), Scope::Secrets) => key.roles.contains(&Grant::Secrets),
+            (Caller::Key(_), Scope::Key) => true,
             (Caller::Key(key), Scope::Usage) => key.roles.contains(&Grant::Usage),
             (Caller::Key(key), Scope::Tenant) => key.roles.contains(&Grant::Admin),
             (Caller::Token(_), scope) => scope == Scope::Mint && surface == Surface::Ids,

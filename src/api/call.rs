@@ -85,7 +85,9 @@ impl ReplyHeaders {
 
     pub fn set(&self, name: &'static str, value: impl fmt::Display) {
         if let Some(headers) = &self.0 {
-            headers.lock().expect("no panic while headers are held").push((name, value.to_string()));
+            let mut headers = headers.lock().expect("no panic while headers are held");
+            headers.retain(|(known, _)| *known != name);
+            headers.push((name, value.to_string()));
         }
     }
 

@@ -11,6 +11,8 @@ pub enum Scope {
     Timers,
     /// Those of them that may see secrets: the role `secrets`.
     Secrets,
+    /// Any of a tenant's services.
+    Key,
     /// A tenant's services that write and read its usage: the role `usage`.
     Usage,
     /// Whoever administers the tenant that is named: the operator, or its own key with the role `admin`.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io};
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand, ValueEnum};
 use futures::{StreamExt, stream::select};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json, value::RawValue};
 use uuid::Uuid;
 
 use super::{
@@ -92,9 +92,12 @@ pub struct EmitOptions {
     #[arg(long, requires = "usage_type")]
     user: Option<String>,
     /// Records on stdin, without --type: an object per line, or a table whose first line names the fields. Fields
-    /// `metadata.<name>` are members of the metadata. A record without a key or time gets a new one.
+    /// `metadata.<name>` are members of the metadata.
     #[arg(long, value_enum, default_value = "jsonl", conflicts_with = "usage_type")]
     format: Format,
+    /// Give records on stdin that have no key or no time a new key and the present time. Sent again, they count again.
+    #[arg(long, conflicts_with = "usage_type")]
+    fill: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -209,24 +212,21 @@ async fn emit(client: &Client, tenant: &Name, options: EmitOptions, json: bool) 
         }
         None => {
             let mut lines = Lines::of_stdin(Beside::Nothing);
-            let mut table = None;
-            let (mut records, mut number) = (Vec::with_capacity(BATCH), 0);
-            // Nothing of a batch is sent before all of it was understood, so a bad line names itself and loses nothing.
+            let (mut records, mut number, mut table) = (Vec::with_capacity(BATCH), 0, None);
             while let Some(line) = lines.next()? {
                 number += 1;
-                let bad = |problem: String| Failure(format!("line {number}: {problem}"));
                 if line.trim_ascii().is_empty() {
                     continue;
                 }
-                let object = match (options.format, &table) {
-                    (Format::Jsonl, _) => serde_json::from_slice(line).map_err(|error| bad(error.to_string()))?,
-                    (Format::Csv, None) => {
-                        table = Some(cells(line).map_err(|error| bad(error.to_string()))?);
-                        continue;
+                match understand(line, options.format, &mut table, options.fill) {
+                    Ok(record) => records.extend(record),
+                    Err(problem) => {
+                        let so_far = sent.accepted + sent.duplicates + sent.buffered + sent.rejected;
+                        let sent =
+                            format!("{so_far} records before it were sent; with the same keys they may be sent again");
+                        return Err(Failure(format!("line {number}: {problem} ({sent})")));
                     }
-                    (Format::Csv, Some(fields)) => row(fields, line).map_err(bad)?,
-                };
-                records.push(complete(object).map_err(bad)?);
+                }
                 if records.len() == BATCH {
                     sent.add(client.deliver(&target, std::mem::take(&mut records)).await);
                 }
@@ -274,13 +274,50 @@ fn row(fields: &[String], line: &[u8]) -> Result<Map<String, Value>, String> {
     Ok(object)
 }
 
-fn complete(mut object: Map<String, Value>) -> Result<UsageRecord, String> {
-    object.entry("idempotency_key").or_insert_with(|| Uuid::now_v7().to_string().into());
-    object.entry("event_timestamp").or_insert_with(|| json!(Utc::now()));
+/// The record of a line. The first line of a table has none.
+fn understand(
+    line: &[u8],
+    format: Format,
+    table: &mut Option<Vec<String>>,
+    fill: bool,
+) -> Result<Option<UsageRecord>, String> {
+    let object = match (format, &table) {
+        (Format::Jsonl, _) => object(line).map_err(|error| error.to_string())?,
+        (Format::Csv, Some(fields)) => row(fields, line)?,
+        (Format::Csv, None) => {
+            *table = Some(cells(line).map_err(|error| error.to_string())?);
+            return Ok(None);
+        }
+    };
+    complete(object, fill).map(Some)
+}
+
+/// A line of JSON. The value stays as it is written: a number has more digits than a double can hold.
+fn object(line: &[u8]) -> serde_json::Result<Map<String, Value>> {
+    let members: BTreeMap<String, &RawValue> = serde_json::from_slice(line)?;
+    let member = |(name, raw): (String, &RawValue)| {
+        let is_number = raw.get().starts_with(|first: char| first == '-' || first.is_ascii_digit());
+        let value = match name == "value" && is_number {
+            true => raw.get().into(),
+            false => serde_json::from_str(raw.get())?,
+        };
+        Ok((name, value))
+    };
+    members.into_iter().map(member).collect()
+}
+
+fn complete(mut object: Map<String, Value>, fill: bool) -> Result<UsageRecord, String> {
+    if fill {
+        object.entry("idempotency_key").or_insert_with(|| Uuid::now_v7().to_string().into());
+        object.entry("event_timestamp").or_insert_with(|| json!(Utc::now()));
+    }
     let known = ["usage_type", "resource_id", "value", "event_timestamp", "idempotency_key", "metric_kind", "user_id"];
     let known = known.iter().chain(&["resource_type", "lineage", "metadata"]);
     if let Some(unknown) = object.keys().find(|field| !known.clone().any(|known| known == field)) {
         return Err(format!("unknown field {unknown:?}"));
+    }
+    if let Some(missing) = ["idempotency_key", "event_timestamp"].iter().find(|field| !object.contains_key(**field)) {
+        return Err(format!("{missing} is missing (--fill makes one)"));
     }
     serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| error.to_string())
 }

@@ -146,10 +146,15 @@ impl Client {
     /// Sends records until each of them is judged or kept, across everything that passes: the service away, slow, or
     /// limiting. What is refused comes back with the reason.
     pub async fn deliver(&self, target: &(Name, Name), records: Vec<UsageRecord>) -> Delivered {
+        self.deliver_soon(target, records, &Notify::new()).await
+    }
+
+    /// The same, trying again at once when somebody is in a hurry.
+    async fn deliver_soon(&self, target: &(Name, Name), records: Vec<UsageRecord>, hurry: &Notify) -> Delivered {
         let mut delivered = Delivered::default();
-        let mut batches = VecDeque::from([records]);
+        let mut batches = cut(records);
         while let Some(mut records) = batches.pop_front() {
-            match self.ingest_until_answered(target, &records).await {
+            match self.ingest_until_answered(target, &records, hurry).await {
                 Ok(Ingested::Verdict { accepted, duplicates, rejected }) => {
                     delivered.accepted += accepted;
                     delivered.duplicates += duplicates;
@@ -172,7 +177,12 @@ impl Client {
         delivered
     }
 
-    async fn ingest_until_answered(&self, target: &(Name, Name), records: &[UsageRecord]) -> Result<Ingested> {
+    async fn ingest_until_answered(
+        &self,
+        target: &(Name, Name),
+        records: &[UsageRecord],
+        hurry: &Notify,
+    ) -> Result<Ingested> {
         let body = WholeBody::new(Encoding::Json, serde_json::to_vec(records).map_err(Error::internal)?);
         let (mut pause, mut defects) = (FIRST_PAUSE, 0);
         loop {
@@ -188,8 +198,10 @@ impl Client {
             let hint = error.details.as_ref().and_then(|details| details["retry_after_ms"].as_u64());
             let wait = hint.map_or(pause, Duration::from_millis).max(FIRST_PAUSE).mul_f64(rand::random_range(1.0..1.5));
             tracing::debug!(%error, ?wait, "usage records are sent again");
-            sleep(wait).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = tokio::select! {
+                () = sleep(wait) => (pause * 2).min(LONGEST_PAUSE),
+                () = hurry.notified() => FIRST_PAUSE,
+            };
         }
     }
 }
@@ -205,13 +217,13 @@ impl Emitter {
         let Shared { queue, options, counters, waiting, filled, .. } = &*self.shared;
         counters.emitted.fetch_add(1, Ordering::Relaxed);
         let mut queue = queue.lock().expect(UNBROKEN);
-        let dropped = (queue.len() >= options.queue).then(|| queue.pop_front()).flatten();
-        queue.push_back(record);
-        drop(queue);
-        match dropped {
+        match (queue.len() >= options.queue).then(|| queue.pop_front()).flatten() {
             Some(_) => drop(counters.dropped.fetch_add(1, Ordering::Relaxed)),
+            // While the queue is held, so that it is counted before it is sent.
             None => waiting.send_modify(|waiting| *waiting += 1),
         }
+        queue.push_back(record);
+        drop(queue);
         filled.notify_one();
     }
 
@@ -264,7 +276,8 @@ impl Sending {
         loop {
             let records = self.next_batch().await;
             let count = records.len() as u64;
-            self.count(&self.client.deliver(&self.target, records).await);
+            let delivered = self.client.deliver_soon(&self.target, records, &self.shared.hurry).await;
+            self.count(&delivered);
             self.shared.waiting.send_modify(|waiting| *waiting -= count);
         }
     }
@@ -287,14 +300,7 @@ impl Sending {
             () = hurry.notified() => {}
         }
         let mut queue = queue.lock().expect(UNBROKEN);
-        let (mut bytes, mut count) = (0, 0);
-        for record in queue.iter().take(options.batch.max(1)) {
-            bytes += size(record);
-            if count > 0 && bytes > BATCH_BYTES {
-                break;
-            }
-            count += 1;
-        }
+        let count = queue.len().min(options.batch.max(1));
         queue.drain(..count).collect()
     }
 
@@ -317,12 +323,28 @@ impl Sending {
     }
 }
 
+/// Records in pieces of a size that a request may have.
+fn cut(records: Vec<UsageRecord>) -> VecDeque<Vec<UsageRecord>> {
+    let (mut pieces, mut bytes) = (VecDeque::new(), usize::MAX);
+    for record in records {
+        let size = size(&record);
+        bytes = bytes.saturating_add(size);
+        if bytes > BATCH_BYTES {
+            pieces.push_back(Vec::new());
+            bytes = size;
+        }
+        pieces.back_mut().expect("just made").push(record);
+    }
+    pieces
+}
+
 /// About how many bytes a record has as JSON.
 fn size(record: &UsageRecord) -> usize {
     let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
     let json = |value: &Option<Value>| value.as_ref().map_or(0, |value| value.to_string().len());
     let lineage = record.lineage.iter().flatten().map(|name| name.len() + 3).sum::<usize>();
-    let names = record.usage_type.len() + record.resource_id.len() + record.idempotency_key.len();
+    let value = record.value.as_str().map_or(0, str::len);
+    let names = value + record.usage_type.len() + record.resource_id.len() + record.idempotency_key.len();
     200 + names + text(&record.user_id) + text(&record.resource_type) + json(&record.metadata) + lineage
 }
 

@@ -22,7 +22,7 @@ use async_nats::{ConnectOptions, HeaderMap, client::RequestErrorKind};
 
 use crate::{
     api::{Context, Encoding, IdempotencyKey, Name, Operation, ReplyHeaders, Request},
-    error::{self, Error, Result},
+    error::{self, Code, Error, Result},
     jetstream,
     telemetry::Trace,
 };
@@ -132,6 +132,9 @@ impl Client {
             RequestErrorKind::TimedOut => Error::unavailable(format!("no answer on {subject} in time")),
             RequestErrorKind::NoResponders => Error::unavailable(format!("nobody answers on {subject}")),
             RequestErrorKind::InvalidSubject => Error::invalid(format!("not a subject: {subject}")),
+            RequestErrorKind::MaxPayloadExceeded => {
+                Error::new(Code::PayloadTooLarge, "the request is larger than this NATS server's messages may be")
+            }
             _ => Error::unavailable("the request was not sent").source(error),
         })
     }

@@ -127,7 +127,7 @@ impl Callers {
                 match O::INFO.scope {
                     Scope::Mint => self.subjects.push(pattern),
                     // The tenant stands first.
-                    Scope::Timers | Scope::Secrets | Scope::Usage | Scope::Tenant => {
+                    Scope::Timers | Scope::Secrets | Scope::Key | Scope::Usage | Scope::Tenant => {
                         self.subjects.push(pattern.replacen('*', self.tenant.as_str(), 1));
                     }
                     Scope::Operator => {}

@@ -40,7 +40,10 @@ pub fn success<A: Serialize>(info: &Info, status: u16, encoding: Encoding, answe
 
 /// An error. What the source says stays in the log.
 pub fn failure(surface: Surface, encoding: Encoding, error: &Error) -> Response {
-    let status = error.code.status();
+    let status = match surface {
+        Surface::Usage => usage_code(error.code).status(),
+        _ => error.code.status(),
+    };
     let envelope = |code: u16| json!({ "code": code, "message": error.message, "data": null });
     let body = match surface {
         Surface::Ids => envelope(id_code(error.code)),
@@ -132,7 +135,8 @@ mod tests {
             for &code in Code::ALL {
                 let error = Error::new(code, "what happened").source("password=hunter2");
                 let response = failure(surface, Encoding::Json, &error);
-                assert_eq!(response.status().as_u16(), code.status());
+                let expected = if surface == Surface::Usage { usage_code(code) } else { code };
+                assert_eq!(response.status().as_u16(), expected.status());
                 let body = text(response).await;
                 assert!(!body.contains("hunter2") && !body.is_empty(), "{surface:?} {code}: {body}");
             }

@@ -155,6 +155,7 @@ fn description(info: &Info) -> String {
             "For an API key with the role `timers`, on its own tenant; the admin token is the default tenant's."
         }
         Scope::Secrets => "For an API key with the role `secrets`, on its own tenant.",
+        Scope::Key => "For any API key.",
         Scope::Usage => {
             "For an API key with the role `usage`, on its own tenant; the admin token is the default tenant's."
         }

@@ -31,6 +31,13 @@ pub async fn connect(nats: &config::Nats) -> Result<Client, ConnectError> {
     connect_with(options, nats, "tidemark", nats.inbox_prefix.as_str()).await
 }
 
+/// Requests to JetStream that fail fast enough to be repeated.
+pub fn jetstream_context(nats: &Client) -> async_nats::jetstream::Context {
+    let mut context = async_nats::jetstream::new(nats.clone());
+    context.set_timeout(Duration::from_secs(2));
+    context
+}
+
 /// Connects with other options, to the configured servers with the configured credentials.
 pub async fn connect_with(
     options: ConnectOptions,

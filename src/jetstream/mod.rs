@@ -11,7 +11,9 @@ mod streams;
 
 pub use batch::{Batch, MOST_MESSAGES, publish_batch};
 pub use bucket::{Bucket, Entry, Write};
-pub use connect::{ConnectError, MINIMUM_SERVER, connect, connect_to, connect_with, require_version};
+pub use connect::{
+    ConnectError, MINIMUM_SERVER, connect, connect_to, connect_with, jetstream_context, require_version,
+};
 pub use identity::apply_guarded;
 pub use publish::{Ack, CasError, Message, PublishError, publish, publish_once};
 pub use request::{request_within, round_trip};

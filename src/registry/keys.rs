@@ -13,6 +13,7 @@ use crate::{
     },
     clock::Clock,
     error::{Code, Error, Result},
+    usage::SourceRecord,
 };
 
 /// A key reads `tmk_<id>_<secret>`: recognisable in a leak scan, and its id leads to its record.
@@ -98,9 +99,23 @@ impl Keys {
             }
             _ => {}
         }
+        self.know_source(&source).await?;
         let created_at = self.clock.now();
         let record = ApiKey { hash, tenant, source: Some(source), user: None, roles, created_at };
         self.registry.store(&id, &record, revision).await
+    }
+}
+
+impl Keys {
+    /// A source that has a key is registered, and stays so when the key goes.
+    async fn know_source(&self, source: &Name) -> Result<()> {
+        let Row { record, revision } = self.registry.find(&self.registry.sources, source).await?;
+        if record.is_some() {
+            return Ok(());
+        }
+        let made = self.registry.store(source, &SourceRecord { created_at: self.clock.now() }, revision).await;
+        // Somebody else was first.
+        made.or_else(|error| if error.code == Code::Conflict { Ok(()) } else { Err(error) })
     }
 }
 
@@ -112,6 +127,9 @@ impl Handle<CreateKey> for Keys {
         }
         if wanted.user.as_ref().is_some_and(|user| user.is_empty() || user.chars().count() > 255) {
             return Err(Error::field("user", "must have 1 to 255 characters"));
+        }
+        if let Some(source) = &wanted.source {
+            self.know_source(source).await?;
         }
         let (id, key) = generate();
         let record = ApiKey {

@@ -151,6 +151,13 @@ impl Registry {
         Ok(table.get(id.as_str()))
     }
 
+    /// Waits until this instance has seen everything that was written until now.
+    pub async fn catch_up(&self) -> Result<()> {
+        let stream = self.bucket.jetstream().get_stream(format!("KV_{}", self.bucket.name())).await;
+        let stream = stream.map_err(|error| Error::unavailable("the registry can't be read").source(error))?;
+        self.sees(stream.cached_info().state.last_sequence).await
+    }
+
     /// Waits until this instance has seen a revision.
     async fn sees(&self, revision: u64) -> Result<()> {
         let mut seen = self.seen.subscribe();

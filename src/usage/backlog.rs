@@ -17,13 +17,13 @@ use crate::{
 
 const LOOK: Duration = Duration::from_millis(500);
 
-/// From which share of the backlog on requests of a priority are refused.
-fn mark(priority: Priority) -> Option<f64> {
+/// Whether requests of a priority are refused when this share of the backlog is used.
+fn is_above(priority: Priority, share: f64) -> bool {
     match priority {
-        Priority::Low => Some(0.70),
-        Priority::Medium => Some(0.85),
-        Priority::High => Some(0.95),
-        Priority::Critical => None,
+        Priority::Low => share >= 0.70,
+        Priority::Medium => share >= 0.85,
+        Priority::High => share >= 0.95,
+        Priority::Critical => false,
     }
 }
 
@@ -83,9 +83,8 @@ impl Backlog {
         metrics::gauge!("tidemark_usage_oldest_unpersisted_seconds").set(oldest);
         metrics::gauge!("tidemark_usage_drain_seconds").set(to_drain.unwrap_or(f64::INFINITY));
         let share = bytes as f64 / self.budget as f64;
-        let is_behind = mark(Priority::Low).is_some_and(|mark| share >= mark);
         let health = StorageHealth {
-            status: if is_behind { "behind" } else { "healthy" }.into(),
+            status: if is_above(Priority::Low, share) { "behind" } else { "healthy" }.into(),
             backlog_messages: messages,
             backlog_bytes: bytes,
             oldest_unpersisted_seconds: oldest,
@@ -100,7 +99,7 @@ impl Backlog {
 
     /// Whether anybody has to be turned away.
     pub fn sheds(&self) -> bool {
-        self.share() >= 0.70
+        is_above(Priority::Low, self.share())
     }
 
     fn share(&self) -> f64 {
@@ -110,15 +109,13 @@ impl Backlog {
     /// Whether a request of this priority may pass.
     pub fn admit(&self, priority: Priority) -> Result<()> {
         let share = self.share();
-        match mark(priority) {
-            Some(mark) if share >= mark => {
-                let name = format!("{priority:?}").to_lowercase();
-                metrics::counter!("tidemark_usage_shed_total", "priority" => name.clone()).increment(1);
-                let message = format!("{:.0} % of the backlog is used: records of priority {name} wait", share * 100.0);
-                Err(Error::new(Code::RateLimited, message).retry_after(Duration::from_secs(1)))
-            }
-            _ => Ok(()),
+        if !is_above(priority, share) {
+            return Ok(());
         }
+        let name = format!("{priority:?}").to_lowercase();
+        metrics::counter!("tidemark_usage_shed_total", "priority" => name.clone()).increment(1);
+        let message = format!("{:.0} % of the backlog is used: records of priority {name} wait", share * 100.0);
+        Err(Error::new(Code::RateLimited, message).retry_after(Duration::from_secs(1)))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Token buckets that hold for all instances together.
 //!
 //! A bucket is a key in a bucket of the server's memory. An instance draws what it needs for a moment by compare-and-set
-//! and spends it without asking again, so a busy tenant costs ten writes a second and no more. What was drawn and not
-//! spent in that moment is lost to the tenant, never given twice.
+//! and spends it without asking again, so a busy tenant costs some ten writes a second and no more. What was drawn and
+//! not spent goes back with the next draw.
 
 use std::{
     collections::HashMap,
@@ -25,6 +25,12 @@ use crate::{
 
 /// What is drawn at once: the demand of so long.
 const AHEAD: TimeDelta = TimeDelta::milliseconds(100);
+
+/// How long it may be spent without asking again.
+const HELD: TimeDelta = TimeDelta::seconds(1);
+
+/// Clocks of instances differ by less.
+const TOLERANCE: TimeDelta = TimeDelta::seconds(1);
 
 /// Buckets that are remembered here. Idle ones go first.
 const MOST_REMEMBERED: usize = 10_000;
@@ -89,12 +95,14 @@ impl Shared {
         Self { left: capacity(limits), at: now }
     }
 
-    /// The same later. A clock that is behind another instance's gains nothing.
+    /// The same later. A clock that is a little behind another instance's gains nothing; one that is far behind would gain
+    /// nothing for as long, so it counts as right.
     fn at(self, now: DateTime<Utc>, limits: &EffectiveLimits) -> Self {
-        let passed = (now - self.at).as_seconds_f64().max(0.0);
+        let at = if self.at - now > TOLERANCE { now } else { self.at };
+        let passed = (now - at).as_seconds_f64().max(0.0);
         let gained = Tokens { records: rate(limits).records * passed, bytes: rate(limits).bytes * passed };
         let left = self.left.both(gained, |left, gained| left + gained).both(capacity(limits), f64::min);
-        Self { left, at: self.at.max(now) }
+        Self { left, at: at.max(now) }
     }
 }
 
@@ -109,7 +117,7 @@ fn capacity(limits: &EffectiveLimits) -> Tokens {
 }
 
 /// A bucket as this instance sees it.
-#[derive(Default)]
+#[derive(Default, Clone, Copy)]
 struct Local {
     /// Drawn and not spent.
     drawn: Tokens,
@@ -130,6 +138,13 @@ pub struct Left {
     pub reset_at: DateTime<Utc>,
 }
 
+impl Left {
+    /// Of both, the tighter.
+    fn less(self, other: Self) -> Self {
+        if other.remaining < self.remaining { other } else { self }
+    }
+}
+
 /// Whether a request may pass, and what its answer should say.
 pub type Admission = (Result<()>, Left);
 
@@ -138,39 +153,63 @@ impl Buckets {
         Self { bucket, events, clock: clock.running(), here: Mutex::default() }
     }
 
-    /// Takes the tokens of a request out of both buckets, or out of none.
+    /// Takes the tokens of a request out of both buckets, or out of none. Sources that nobody knows have no bucket of their
+    /// own.
     pub async fn admit(
         &self,
         tenant: &Name,
-        source: &Name,
+        source: Option<&Name>,
         limits: &Nested,
         records: usize,
         bytes: usize,
     ) -> Result<Admission> {
         let need = Tokens { records: records as f64, bytes: bytes as f64 };
+        let now = self.clock.now();
+        // The source's first, so that one who is over his own limit costs the tenant nothing. Always in this order.
+        let inner = source.map(|source| Key { tenant: tenant.clone(), source: Some(source.clone()) });
+        let inner = inner.map(|key| (self.local(&key), key));
+        let mut inner = match &inner {
+            Some((local, key)) => Some((local.lock().await, key)),
+            None => None,
+        };
         let outer = Key { tenant: tenant.clone(), source: None };
-        let inner = Key { tenant: tenant.clone(), source: Some(source.clone()) };
-        // Always in this order.
         let of_tenant = self.local(&outer);
         let mut of_tenant = of_tenant.lock().await;
-        let of_source = self.local(&inner);
-        let mut of_source = of_source.lock().await;
-        let mut admitted = self.take(&outer, &mut of_tenant, &limits.tenant, need).await?;
+        let mut admitted = match &mut inner {
+            Some((of_source, key)) => self.cover(key, of_source, &limits.source, need, now).await?,
+            None => Ok(()),
+        };
         if admitted.is_ok() {
-            admitted = self.take(&inner, &mut of_source, &limits.source, need).await?;
-            if admitted.is_err() {
-                of_tenant.drawn = of_tenant.drawn.both(need, |drawn, need| drawn + need);
+            admitted = self.cover(&outer, &mut of_tenant, &limits.tenant, need, now).await?;
+        }
+        if admitted.is_ok() {
+            of_tenant.spend(need);
+            self.warn(&outer, &mut of_tenant, &limits.tenant, now);
+            if let Some((of_source, key)) = &mut inner {
+                of_source.spend(need);
+                self.warn(key, of_source, &limits.source, now);
             }
         }
-        let now = self.clock.now();
         let left = of_tenant.left(now, &limits.tenant);
-        let inner_left = of_source.left(now, &limits.source);
-        let left = if inner_left.remaining < left.remaining { inner_left } else { left };
+        let left = inner.map_or(left, |(of_source, _)| left.less(of_source.left(now, &limits.source)));
         Ok((admitted, left))
     }
 
+    /// What would be left, as far as this instance knows, without taking anything.
+    pub async fn look(&self, tenant: &Name, source: &Name, limits: &Nested) -> Left {
+        let now = self.clock.now();
+        let known = |key: Key| self.here.lock().expect(UNBROKEN).get(&key).cloned();
+        let left = async |local: Option<Arc<AsyncMutex<Local>>>, limits: &EffectiveLimits| match local {
+            Some(local) => local.lock().await.left(now, limits),
+            None => Local::default().left(now, limits),
+        };
+        let of_tenant = left(known(Key { tenant: tenant.clone(), source: None }), &limits.tenant).await;
+        let of_source = known(Key { tenant: tenant.clone(), source: Some(source.clone()) });
+        of_tenant.less(left(of_source, &limits.source).await)
+    }
+
     fn local(&self, key: &Key) -> Arc<AsyncMutex<Local>> {
-        let mut here = self.here.lock().expect("no panic while buckets are held");
+        let mut here = self.here.lock().expect(UNBROKEN);
         if here.len() > MOST_REMEMBERED {
             // Whoever waits for one has a clone of it.
             here.retain(|_, local| Arc::strong_count(local) > 1);
@@ -178,25 +217,23 @@ impl Buckets {
         here.entry(key.clone()).or_default().clone()
     }
 
-    async fn take(&self, key: &Key, local: &mut Local, limits: &EffectiveLimits, need: Tokens) -> Result<Result<()>> {
-        let now = self.clock.now();
-        if now - local.drawn_at > AHEAD * 10 {
-            // What nobody wanted for a second was not needed.
-            local.drawn = Tokens::default();
+    /// Makes sure that what is needed can be spent here.
+    async fn cover(
+        &self,
+        key: &Key,
+        local: &mut Local,
+        limits: &EffectiveLimits,
+        need: Tokens,
+        now: DateTime<Utc>,
+    ) -> Result<Result<()>> {
+        match now - local.drawn_at <= HELD && local.drawn.covers(need) {
+            true => Ok(Ok(())),
+            false => self.draw(key, local, limits, need, now).await,
         }
-        if !local.drawn.covers(need)
-            && let Err(refused) = self.draw(key, local, limits, need, now).await?
-        {
-            return Ok(Err(refused));
-        }
-        local.drawn = local.drawn.both(need, |drawn, need| drawn - need);
-        local.spent = local.spent.both(need, |spent, need| spent + need);
-        self.warn(key, local, limits, now);
-        Ok(Ok(()))
     }
 
-    /// Draws at least what is needed from the shared bucket. A request that is larger than the bucket passes when that
-    /// is full, and leaves a debt.
+    /// Draws at least what is needed from the shared bucket, where what is left of the last draw goes back. A request that
+    /// is larger than the bucket passes when that is full, and leaves a debt.
     async fn draw(
         &self,
         key: &Key,
@@ -205,8 +242,8 @@ impl Buckets {
         need: Tokens,
         now: DateTime<Utc>,
     ) -> Result<Result<()>> {
-        let passed = (now - local.drawn_at).as_seconds_f64().clamp(0.001, 1.0);
-        let demand = local.spent.both(Tokens::default(), |spent, _| spent / passed * AHEAD.as_seconds_f64());
+        let passed = (now - local.drawn_at).as_seconds_f64().clamp(AHEAD.as_seconds_f64(), 1.0);
+        let demand = local.spent.both(rate(limits), |spent, rate| (spent / passed).min(rate) * AHEAD.as_seconds_f64());
         let must = need.both(capacity(limits), f64::min);
         for _ in 0..ATTEMPTS {
             let (shared, revision) = match local.shared {
@@ -221,26 +258,25 @@ impl Buckets {
             };
             let mut shared = shared.at(now, limits);
             local.shared = Some((shared, revision));
-            let at_hand = shared.left.both(local.drawn, |left, drawn| left + drawn.max(0.0));
+            let at_hand = shared.left.both(local.drawn, |left, drawn| left + drawn).both(capacity(limits), f64::min);
             if !at_hand.covers(must) {
-                // Nobody puts anything back, so there can't be more than this.
+                // Others give nothing back but what they have drawn, so there is hardly more than this.
                 return Ok(Err(refusal(key, limits, at_hand, must)));
             }
-            let missing = need.both(local.drawn, |need, drawn| (need - drawn).max(0.0));
-            let ahead = demand.both(shared.left, |demand, left| demand.min(left.max(0.0)));
-            let take = missing.both(ahead, f64::max);
-            shared.left = shared.left.both(take, |left, take| left - take);
+            let ahead = demand.both(at_hand, |demand, left| demand.min(left.max(0.0)));
+            let take = need.both(ahead, f64::max);
+            shared.left = at_hand.both(take, |left, take| left - take);
             let value = serde_json::to_vec(&shared).map_err(Error::internal)?;
             let write = Write { key: key.in_bucket(), value: value.into(), expected: Some(revision), ttl: None };
             match self.bucket.write(&[write]).await {
                 Ok(revision) => {
-                    local.shared = Some((shared, revision));
-                    local.drawn = local.drawn.both(take, |drawn, take| drawn + take);
-                    (local.drawn_at, local.spent) = (now, Tokens::default());
+                    *local = Local { drawn: take, drawn_at: now, shared: Some((shared, revision)), ..*local };
+                    local.spent = Tokens::default();
                     return Ok(Ok(()));
                 }
-                // Somebody else drew. What was written without our knowing is drawn by nobody, which is safe.
-                Err(CasError::Conflict | CasError::Unknown(_)) => local.shared = None,
+                // Somebody else drew. What was written without our knowing is spent by nobody, which is safe.
+                Err(CasError::Conflict) => local.shared = None,
+                Err(CasError::Unknown(_)) => (local.shared, local.drawn) = (None, Tokens::default()),
                 Err(CasError::NotStored(error)) => {
                     return Err(Error::unavailable("rate limits can't be kept right now").source(error));
                 }
@@ -274,6 +310,11 @@ impl Buckets {
 }
 
 impl Local {
+    fn spend(&mut self, need: Tokens) {
+        self.drawn = self.drawn.both(need, |drawn, need| drawn - need);
+        self.spent = self.spent.both(need, |spent, need| spent + need);
+    }
+
     fn left(&self, now: DateTime<Utc>, limits: &EffectiveLimits) -> Left {
         let shared = self.shared.map_or(capacity(limits), |(shared, _)| shared.at(now, limits).left);
         let left = (shared.records + self.drawn.records).clamp(0.0, f64::from(limits.burst_size));
@@ -282,6 +323,8 @@ impl Local {
         Left { limit: limits.burst_size, remaining: left as u32, reset_at }
     }
 }
+
+const UNBROKEN: &str = "no panic while buckets are held";
 
 fn refusal(key: &Key, limits: &EffectiveLimits, at_hand: Tokens, must: Tokens) -> Error {
     let wait = must.both(at_hand, |must, left| (must - left).max(0.0));
@@ -318,6 +361,12 @@ mod tests {
         assert_eq!(empty.at(start + TimeDelta::seconds(2), &LIMITS).left.records, 200.0);
         assert_eq!(empty.at(start + TimeDelta::seconds(60), &LIMITS).left, Tokens { records: 500.0, bytes: 5000.0 });
         let behind = empty.at(start - TimeDelta::seconds(60), &LIMITS);
+        assert_eq!(
+            (behind.left.records, behind.at),
+            (0.0, start - TimeDelta::seconds(60)),
+            "far behind counts as right"
+        );
+        let behind = empty.at(start - TimeDelta::milliseconds(500), &LIMITS);
         assert_eq!((behind.left.records, behind.at), (0.0, start));
     }
 

@@ -6,10 +6,12 @@ use async_nats::HeaderMap;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 use super::{
     Usage,
+    buckets::Left,
+    limits::Nested,
     record::{self, invalid, invalid_field},
     verdicts::{self, Verdict},
 };
@@ -28,6 +30,9 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 impl Handle<Ingest> for Usage {
     async fn handle(&self, call: Call<Ingest>) -> Result<Ingested> {
         let ((tenant, source), body, context) = (&call.target, &call.request, &call.context);
+        // On every answer, whatever it will be.
+        let limits = self.limits.of(tenant.as_str(), source.as_str());
+        self.show_limits(self.buckets.look(tenant, source, &limits).await, context);
         let json = match record::as_json(body.encoding, &body.bytes) {
             Ok(json) => json,
             Err(error) => return Err(self.refused(tenant, source, 1, error)),
@@ -40,7 +45,7 @@ impl Handle<Ingest> for Usage {
         if count == 0 {
             return Err(invalid_field("records", "is empty"));
         }
-        self.admit(tenant, source, &records, json.len(), context)
+        self.admit(tenant, source, &limits, &records, json.len(), context)
             .await
             .map_err(|error| self.refused(tenant, source, count, error))?;
         let sent = self.send(tenant, source, json.clone(), context, context.respond_async).await;
@@ -75,41 +80,44 @@ impl Usage {
         &self,
         tenant: &Name,
         source: &Name,
+        limits: &Nested,
         records: &[&RawValue],
         bytes: usize,
         context: &Context,
     ) -> Result<()> {
         self.registry.ready()?;
-        let limits = self.limits.of(tenant.as_str(), source.as_str());
         let most = limits.max_batch_size();
         if records.len() > most {
             let problem = format_args!("has {}, more than this source's {most}", records.len());
             return Err(invalid_field("records", problem));
         }
         if self.backlog.sheds() {
-            self.backlog.admit(self.priority(records).await?)?;
+            self.backlog.admit(self.priority(records))?;
         }
-        let (admitted, left) = self.buckets.admit(tenant, source, &limits, records.len(), bytes).await?;
-        context.reply.set(ReplyHeaders::LIMIT, left.limit);
-        context.reply.set(ReplyHeaders::REMAINING, left.remaining);
-        context.reply.set(ReplyHeaders::RESET, left.reset_at.timestamp());
+        // Sources that nobody has registered share the tenant's bucket: a bucket for each would be one for each invention.
+        let source = self.types.has_source(source.as_str()).then_some(source);
+        let (admitted, left) = self.buckets.admit(tenant, source, limits, records.len(), bytes).await?;
+        self.show_limits(left, context);
         admitted
     }
 
+    fn show_limits(&self, left: Left, context: &Context) {
+        context.reply.set(ReplyHeaders::LIMIT, left.limit);
+        context.reply.set(ReplyHeaders::REMAINING, left.remaining);
+        context.reply.set(ReplyHeaders::RESET, left.reset_at.timestamp());
+    }
+
     /// The priority of the most important record: a request is taken as a whole or not at all.
-    async fn priority(&self, records: &[&RawValue]) -> Result<Priority> {
+    fn priority(&self, records: &[&RawValue]) -> Priority {
         #[derive(Deserialize)]
         struct Typed {
             usage_type: String,
         }
-        let mut highest = Priority::Low;
-        for record in records {
-            let Ok(Typed { usage_type }) = serde_json::from_str(record.get()) else { continue };
-            if let Some(known) = self.types.find(&usage_type).await? {
-                highest = highest.max(known.unit.priority);
-            }
-        }
-        Ok(highest)
+        let priority = |record: &&RawValue| {
+            let Typed { usage_type } = serde_json::from_str(record.get()).ok()?;
+            Some(self.types.known(&usage_type).ok()??.unit.priority)
+        };
+        records.iter().filter_map(priority).max().unwrap_or(Priority::Low)
     }
 
     /// Sends a message into the stream, and waits for its verdict unless nobody wants it. None if it did not come in time.
@@ -139,15 +147,15 @@ impl Usage {
     ) -> Result<Option<Verdict>, (Error, bool)> {
         let mut expected = self.verdicts.expect();
         if !hurried {
-            headers.insert(verdicts::HEADER, expected.address.as_str());
+            headers.insert(verdicts::HEADER, expected.address());
         }
         let message = Message { subject: format!("{}.{tenant}.{source}", self.subject), headers, payload };
         let deadline = Instant::now() + PATIENCE;
         self.publish(message, deadline).await?;
-        if hurried {
-            return Ok(None);
+        match hurried {
+            true => Ok(None),
+            false => Ok(expected.verdict(deadline).await),
         }
-        Ok(timeout_at(deadline, expected.verdict()).await.ok().flatten())
     }
 
     /// Publishes a message until it is known to be stored. A repeat may store it twice; then the second is all duplicates.

@@ -1,6 +1,6 @@
 //! What the ledger has of a tenant.
 
-use chrono::TimeDelta;
+use chrono::{Datelike, TimeDelta};
 
 use super::{
     Usage,
@@ -22,7 +22,12 @@ impl Handle<GetMetadata> for Usage {
         let tenant = call.target.as_str();
         // The minute that has begun is told too.
         let to = call.request.to.unwrap_or_else(|| self.clock.now() + TimeDelta::minutes(1));
-        let from = call.request.from.unwrap_or(to - TimeDelta::minutes(61));
+        let from = call.request.from.unwrap_or_else(|| to.checked_sub_signed(TimeDelta::minutes(61)).unwrap_or(to));
+        for (field, moment) in [("from", from), ("to", to)] {
+            if !(1970..10_000).contains(&moment.year()) {
+                return Err(Error::field_as(Code::ValidationError, field, "must lie between 1970 and 9999"));
+            }
+        }
         if from >= to {
             return Err(Error::field_as(Code::ValidationError, "to", "must lie after from"));
         }

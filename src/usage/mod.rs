@@ -50,7 +50,7 @@ use crate::{
     error::Result,
     events::Events,
     gateway::Hosted,
-    jetstream::Bucket,
+    jetstream::{Bucket, jetstream_context},
     registry::Registry,
 };
 use backlog::Backlog;
@@ -82,9 +82,10 @@ pub struct Usage {
 /// What usage needs of the rest of the process.
 pub struct Parts {
     pub database: PgPool,
-    /// For the sinks alone: one connection for each shard, and two.
+    /// For the sinks alone: what they hold is held.
     pub sink_database: PgPool,
     pub nats: async_nats::Client,
+    pub sink_nats: async_nats::Client,
     pub jetstream: async_nats::jetstream::Context,
     pub registry: Registry,
     pub events: Events,
@@ -93,7 +94,7 @@ pub struct Parts {
 
 /// The connections that sinks need.
 pub fn connections(config: &Config) -> u32 {
-    u32::from(config.usage.shards) + 2
+    u32::from(config.usage.shards) + 4
 }
 
 /// Sinks while they write.
@@ -105,7 +106,7 @@ pub struct Running {
 impl Usage {
     /// Begins to write what comes, and to take requests.
     pub async fn start(parts: Parts, config: &Config, stop: CancellationToken) -> Result<(Arc<Self>, Running)> {
-        let Parts { database, sink_database, nats, jetstream, registry, events, clock } = parts;
+        let Parts { database, sink_database, nats, sink_nats, jetstream, registry, events, clock } = parts;
         let (prefix, usage) = (&config.nats.prefix, &config.usage);
         let subject = usage.subject.clone();
         let (stop, tracker) = (stop.child_token(), TaskTracker::new());
@@ -125,8 +126,8 @@ impl Usage {
         tracker.spawn(upkeep.run(stop.clone()));
         let sink = Arc::new(Sink {
             database: sink_database,
-            nats: nats.clone(),
-            jetstream: jetstream.clone(),
+            jetstream: jetstream_context(&sink_nats),
+            nats: sink_nats,
             stream,
             subject: usage.subject.clone(),
             types: types.clone(),

@@ -36,6 +36,10 @@ pub struct Entry {
     pub index: usize,
 }
 
+/// Entries, and bytes of them, that one message asks for.
+pub const MOST_ENTRIES: usize = 100;
+pub const MOST_BYTES: usize = 4 << 20;
+
 /// Messages of one replay that are under way at once.
 const AT_ONCE: usize = 8;
 
@@ -84,30 +88,26 @@ impl Handle<ReplayQuarantine> for Usage {
             let problem = format_args!("must have 1 to {MOST_RECORDS}");
             return Err(Error::field_as(Code::ValidationError, "ids", problem));
         }
-        let waiting = store::waiting(&self.database, tenant.as_str(), ids).await.map_err(unavailable)?;
-        let mut by_source: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
+        let waiting = store::waiting_sizes(&self.database, tenant.as_str(), ids).await.map_err(unavailable)?;
         let mut answer = Replayed { accepted: 0, duplicates: 0, rejected: Vec::new(), buffered: 0 };
-        for (index, id) in ids.iter().enumerate() {
-            let first = ids.iter().position(|one| one == id) == Some(index);
-            match waiting.iter().find(|entry| entry.id == *id) {
-                Some(entry) if first => {
-                    by_source.entry(entry.source_id.clone()).or_default().push(Entry { id: *id, index });
-                }
-                Some(_) => {}
-                None => answer.rejected.push(Rejection {
-                    index,
-                    idempotency_key: None,
-                    reason: Error::new(Code::NotFound, format!("nothing in quarantine has the id {id}")).into(),
-                }),
-            }
+        for (index, id) in ids.iter().enumerate().filter(|(_, id)| waiting.iter().all(|entry| entry.id != **id)) {
+            let error = Error::new(Code::NotFound, format!("nothing in quarantine has the id {id}"));
+            answer.rejected.push(Rejection { index, idempotency_key: None, reason: error.into() });
         }
-        let replay = self.replay(tenant, by_source, &mut answer);
+        let replay = async {
+            let requests =
+                messages(&waiting, ids).into_iter().map(|(source, entries)| self.replay(tenant, source, entries));
+            let verdicts: Vec<Replayed> = stream::iter(requests).buffer_unordered(AT_ONCE).collect().await;
+            verdicts.into_iter().for_each(|verdict| answer.add(verdict));
+            Ok(())
+        };
         let change = Change { operation: "quarantine-replay", tenant: Some(tenant), details: json!({ "ids": ids }) };
         self.audited(change, &call.context, replay).await?;
         answer.rejected.sort_by_key(|rejection| rejection.index);
-        match (ids.len(), answer.rejected.pop()) {
-            (1, Some(rejection)) => Err(rejection.reason.into()),
-            (_, last) => {
+        // One that fails alone has an error of its own.
+        match (ids.len(), answer.accepted + answer.duplicates + answer.buffered, answer.rejected.pop()) {
+            (1, 0, Some(rejection)) => Err(rejection.reason.into()),
+            (.., last) => {
                 answer.rejected.extend(last);
                 Ok(answer)
             }
@@ -115,41 +115,61 @@ impl Handle<ReplayQuarantine> for Usage {
     }
 }
 
+/// Entries by source, as many together as one message may ask for.
+fn messages(waiting: &[store::Size], ids: &[Uuid]) -> Vec<(String, Vec<Entry>)> {
+    let mut by_source: BTreeMap<&str, Vec<Vec<Entry>>> = BTreeMap::new();
+    let mut bytes = BTreeMap::new();
+    for store::Size { id, source_id, bytes: size } in waiting {
+        let messages = by_source.entry(source_id).or_default();
+        let (total, size) = (bytes.entry(source_id).or_insert(0), size.unsigned_abs() as usize);
+        *total += size;
+        if messages.last().is_none_or(|entries| entries.len() == MOST_ENTRIES || *total > MOST_BYTES) {
+            messages.push(Vec::new());
+            *total = size;
+        }
+        let index = ids.iter().position(|one| one == id).unwrap_or_default();
+        messages.last_mut().expect("just made").push(Entry { id: *id, index });
+    }
+    let named = |source: &str, entries| (source.to_owned(), entries);
+    by_source
+        .into_iter()
+        .flat_map(|(source, messages)| messages.into_iter().map(move |one| named(source, one)))
+        .collect()
+}
+
+impl Replayed {
+    fn add(&mut self, other: Self) {
+        self.accepted += other.accepted;
+        self.duplicates += other.duplicates;
+        self.buffered += other.buffered;
+        self.rejected.extend(other.rejected);
+    }
+}
+
 impl Usage {
-    /// Asks the sinks for the entries, a message for each source.
-    async fn replay(
-        &self,
-        tenant: &Name,
-        by_source: BTreeMap<String, Vec<Entry>>,
-        answer: &mut Replayed,
-    ) -> Result<()> {
-        let requests = by_source.into_iter().map(|(source, entries)| self.replay_source(tenant, source, entries));
-        let mut sent = stream::iter(requests).buffer_unordered(AT_ONCE);
-        while let Some(sent) = sent.next().await {
-            match sent? {
-                (_, Some(Verdict { accepted, duplicates, rejected })) => {
-                    answer.accepted += accepted;
-                    answer.duplicates += duplicates;
-                    answer.rejected.extend(rejected);
-                }
-                (count, None) => answer.buffered += count,
+    /// Asks a sink for entries of one source. What can't be asked for is rejected.
+    async fn replay(&self, tenant: &Name, source: String, entries: Vec<Entry>) -> Replayed {
+        let sent = async {
+            // What came under a strange name can't be sent again under it.
+            let source: Name = source.parse()?;
+            let payload = serde_json::to_vec(&entries).map_err(Error::internal)?;
+            let mut headers = HeaderMap::new();
+            headers.insert(REPLAY_HEADER, "true");
+            self.send_with(tenant, &source, payload.into(), headers, false).await.map_err(|(error, _)| error)
+        };
+        match sent.await {
+            Ok(Some(Verdict { accepted, duplicates, rejected })) => {
+                Replayed { accepted, duplicates, rejected, buffered: 0 }
+            }
+            Ok(None) => Replayed { accepted: 0, duplicates: 0, rejected: Vec::new(), buffered: entries.len() },
+            Err(error) => {
+                let reject = |entry: &Entry| Rejection {
+                    index: entry.index,
+                    idempotency_key: None,
+                    reason: error.share().into(),
+                };
+                Replayed { accepted: 0, duplicates: 0, rejected: entries.iter().map(reject).collect(), buffered: 0 }
             }
         }
-        Ok(())
-    }
-
-    async fn replay_source(
-        &self,
-        tenant: &Name,
-        source: String,
-        entries: Vec<Entry>,
-    ) -> Result<(usize, Option<Verdict>)> {
-        // What came under a strange name can't be sent again under it.
-        let source: Name = source.parse()?;
-        let payload = serde_json::to_vec(&entries).map_err(Error::internal)?;
-        let mut headers = HeaderMap::new();
-        headers.insert(REPLAY_HEADER, "true");
-        let sent = self.send_with(tenant, &source, payload.into(), headers, false).await;
-        sent.map(|verdict| (entries.len(), verdict)).map_err(|(error, _)| error)
     }
 }

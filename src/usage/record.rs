@@ -21,8 +21,11 @@ use crate::{
 /// Bytes of a record's metadata.
 const MOST_METADATA: usize = 8 * 1024;
 
+/// Values inside each other: JSON's own parser takes as many.
+const MOST_DEPTH: usize = 128;
+
 /// Characters of a name, and names in a lineage.
-const MOST_CHARACTERS: usize = 255;
+pub const MOST_CHARACTERS: usize = 255;
 const MOST_LINEAGE: usize = 32;
 
 /// A record that is sound in itself. Whether it may be kept is another question.
@@ -65,10 +68,14 @@ pub fn as_json(encoding: Encoding, body: &Bytes) -> Result<Bytes> {
             let mut rest: &[u8] = body;
             let mut json = Vec::with_capacity(body.len() * 2);
             let from = &mut rmp_serde::Deserializer::new(&mut rest);
+            from.set_max_depth(MOST_DEPTH);
             serde_transcode::transcode(from, &mut serde_json::Serializer::new(&mut json))
                 .map_err(|error| invalid(format!("body: is not MessagePack: {error}")))?;
             if !rest.is_empty() {
                 return Err(invalid("body: more bytes than one value"));
+            }
+            if json.len() > MOST_BYTES {
+                return Err(invalid(format!("body: has {} bytes as JSON, more than {MOST_BYTES}", json.len())));
             }
             Ok(json.into())
         }
@@ -178,10 +185,18 @@ pub fn read(raw: &RawValue, origin: Origin<'_>, user: Option<&str>, most_bytes: 
     })
 }
 
-/// One member of a record that may be bad otherwise.
-pub fn text_member(raw: &RawValue, member: &str) -> Option<String> {
+/// The key of a record that may be bad otherwise.
+pub fn idempotency_key(raw: &RawValue) -> Option<String> {
     let value: Value = serde_json::from_str(raw.get()).ok()?;
-    value.get(member)?.as_str().map(str::to_owned)
+    value.get("idempotency_key")?.as_str().map(cut)
+}
+
+/// Text that can be kept and told: without NUL, and of a length that somebody reads.
+pub fn cut(text: &str) -> String {
+    text.chars()
+        .map(|character| if character == '\0' { char::REPLACEMENT_CHARACTER } else { character })
+        .take(MOST_CHARACTERS)
+        .collect()
 }
 
 /// What a second, slower look finds wrong.
@@ -236,7 +251,7 @@ fn decimal(json: &str) -> Result<Decimal> {
 fn scientific(text: &str) -> Option<Decimal> {
     let (digits, exponent) = text.split_once(['e', 'E'])?;
     let (digits, exponent) = (Decimal::from_str_exact(digits).ok()?, exponent.parse::<i32>().ok()?);
-    let scale = i32::try_from(digits.scale()).ok()? - exponent;
+    let scale = i32::try_from(digits.scale()).ok()?.checked_sub(exponent)?;
     match scale {
         0..=28 => Decimal::try_from_i128_with_scale(digits.mantissa(), scale.unsigned_abs()).ok(),
         -28..=-1 => {
@@ -341,6 +356,8 @@ mod tests {
             "\"+1\"",
             "\"1 \"",
             "1e999999999",
+            "1e-2147483648",
+            "1e2147483648",
             "1e-300",
             "1234567890123456789012345678901",
             "0.12345678901234567890123456789012",

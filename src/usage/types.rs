@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
 };
 
 use chrono::{DateTime, Utc};
@@ -49,35 +48,22 @@ pub fn registry_id(unit: &str) -> Option<Name> {
     }
 }
 
-/// How long an unknown type is not asked for again: registered elsewhere, it comes by itself.
-const UNKNOWN: Duration = Duration::from_secs(1);
-
-/// Unknown names that are remembered. Whoever invents them by the thousand gets no memory for it.
-const MOST_UNKNOWN: usize = 10_000;
-
 /// The registered types, made ready for use.
 pub struct Types {
     registry: Registry,
     ready: Mutex<HashMap<String, (u64, Arc<Type>)>>,
-    unknown: Mutex<HashMap<String, Instant>>,
 }
 
 impl Types {
     pub fn new(registry: Registry) -> Self {
-        Self { registry, ready: Mutex::default(), unknown: Mutex::default() }
+        Self { registry, ready: Mutex::default() }
     }
 
-    /// A type by its name. One that this instance does not know may have been registered a moment ago, elsewhere.
-    pub async fn find(&self, name: &str) -> Result<Option<Arc<Type>>> {
+    /// A type by its name, as far as this instance knows. An error is a unit that can't be used.
+    pub fn known(&self, name: &str) -> Result<Option<Arc<Type>>> {
         let Some(id) = registry_id(name) else { return Ok(None) };
-        let mut row = self.registry.units.get(id.as_str());
-        if row.record.is_none() && !self.is_unknown(name) {
-            row = self.registry.find(&self.registry.units, &id).await?;
-        }
-        let Some(unit) = row.record else {
-            self.note_unknown(name);
-            return Ok(None);
-        };
+        let row = self.registry.units.get(id.as_str());
+        let Some(unit) = row.record else { return Ok(None) };
         let mut ready = self.ready.lock().expect(UNBROKEN);
         match ready.get(name) {
             Some((revision, known)) if *revision == row.revision => Ok(Some(known.clone())),
@@ -89,26 +75,15 @@ impl Types {
         }
     }
 
-    fn is_unknown(&self, name: &str) -> bool {
-        self.unknown.lock().expect(UNBROKEN).get(name).is_some_and(|since| since.elapsed() < UNKNOWN)
+    /// Makes sure that what was registered until now is known: "there is no such type" would be untrue of one that was
+    /// registered elsewhere a moment ago.
+    pub async fn catch_up(&self) -> Result<()> {
+        self.registry.catch_up().await
     }
 
-    fn note_unknown(&self, name: &str) {
-        let mut unknown = self.unknown.lock().expect(UNBROKEN);
-        if unknown.len() >= MOST_UNKNOWN {
-            unknown.clear();
-        }
-        unknown.insert(name.to_owned(), Instant::now());
-    }
-
-    /// Whether a source is registered: by name, or by an API key for it.
+    /// Whether a source is registered. The default one always is.
     pub fn has_source(&self, source: &str) -> bool {
-        let of_a_key = |(_, key): &(Name, Arc<crate::registry::keys::ApiKey>)| {
-            key.source.as_ref().is_some_and(|name| name.as_str() == source)
-        };
-        source == crate::access::DEFAULT_TENANT
-            || self.registry.sources.get(source).record.is_some()
-            || self.registry.keys.all().iter().any(of_a_key)
+        source == crate::access::DEFAULT_TENANT || self.registry.sources.get(source).record.is_some()
     }
 }
 

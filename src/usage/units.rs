@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     api::{
-        Call, Context, Handle,
+        Call, Context, Handle, Name,
         usage::{
             ChangeUnit, ListSources, ListUnits, MetricKind, RegisterSource, RegisterUnit, Source, Sources, Unit, Units,
         },
@@ -140,7 +140,7 @@ impl Usage {
             }
             _ => unavailable(error),
         })?;
-        self.events.tell(format_args!("usage.unit.{id}"), &unit);
+        self.events.tell(format_args!("usage.{operation}"), &unit);
         Ok(unit)
     }
 
@@ -179,15 +179,9 @@ impl Handle<RegisterSource> for Usage {
 impl Handle<ListSources> for Usage {
     async fn handle(&self, _: Call<ListSources>) -> Result<Sources> {
         self.reachable()?;
-        let registered = self.registry.sources.all();
-        let registered = registered.iter().map(|(name, record)| (name.clone(), record.created_at));
-        let keys = self.registry.keys.all();
-        let of_keys = keys.iter().filter_map(|(_, key)| Some((key.source.clone()?, key.created_at)));
-        let mut sources: Vec<Source> =
-            registered.chain(of_keys).map(|(name, created_at)| Source { name, created_at, repeated: false }).collect();
-        sources.sort_by(|a, b| (&a.name, a.created_at).cmp(&(&b.name, b.created_at)));
-        sources.dedup_by(|later, first| later.name == first.name);
-        Ok(Sources { sources })
+        let source =
+            |(name, record): (Name, Arc<SourceRecord>)| Source { name, created_at: record.created_at, repeated: false };
+        Ok(Sources { sources: self.registry.sources.all().into_iter().map(source).collect() })
     }
 }
 

@@ -41,11 +41,11 @@ async fn usage_at_the_command_line() {
     // Many from stdin: an object per line, or a table.
     let known = record("calls", "r", 1);
     let lines = format!("{known}\n\n{known}\n{{\"usage_type\": \"bytes\", \"resource_id\": \"x\", \"value\": 7}}\n");
-    let (code, printed, problem) = run(&["emit"], &lines).await;
+    let (code, printed, problem) = run(&["emit", "--fill"], &lines).await;
     assert_eq!(code, Some(0), "{problem}");
     assert!(printed.contains("accepted    2") && printed.contains("duplicates  1"), "{printed}");
     let table = "usage_type,resource_id,value,user_id,metadata.region\ncalls,a,1,ann,eu\ncalls,\"b, c\",2,,\n";
-    let (code, printed, problem) = run(&["emit", "--format", "csv"], table).await;
+    let (code, printed, problem) = run(&["emit", "--format", "csv", "--fill"], table).await;
     assert!(code == Some(0) && printed.contains("accepted    2"), "{printed}{problem}");
     let database = deployment.database().await;
     let row: (String, String) =
@@ -56,7 +56,8 @@ async fn usage_at_the_command_line() {
     assert_eq!(row, ("ann".to_owned(), "{\"region\": \"eu\"}".to_owned()));
     // What is wrong is named, with its line, and nothing of it is sent.
     for (arguments, input, expected) in [
-        (&["emit"][..], "{}\nnonsense\n", "line 1: missing field"),
+        (&["emit"][..], "{}\nnonsense\n", "line 1: idempotency_key is missing (--fill makes one) (0 records before"),
+        (&["emit", "--fill"], "{}\n", "line 1: missing field"),
         (&["emit"], "nonsense\n", "line 1"),
         (&["emit"], "{\"usage_typ\": \"x\"}\n", "unknown field \"usage_typ\""),
         (&["emit", "--format", "csv"], "usage_type,value\ncalls\n", "line 2: 1 cells, but the first line has 2"),

@@ -71,7 +71,7 @@ operations! {
     /// All units, by name.
     list_units = ListUnits(tenant): NoParameters => Units {
         verb: "units",
-        scope: Usage,
+        scope: Key,
         success: 200,
         routes: [Get "/api/uc/v1/admin/units"],
     }

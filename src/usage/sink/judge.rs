@@ -35,13 +35,6 @@ pub struct Known {
     pub neighbours: HashMap<(Uuid, DateTime<Utc>), Neighbours>,
 }
 
-/// What has to be looked for besides heads before a batch can be judged.
-#[derive(Default)]
-pub struct Questions {
-    pub ids: Vec<Uuid>,
-    pub neighbours: Vec<(Uuid, DateTime<Utc>)>,
-}
-
 /// Whether a record is of a counter.
 fn counter(item: &Item) -> Option<&Record> {
     match &item.read {
@@ -58,34 +51,40 @@ pub fn series<'a>(items: impl Iterator<Item = &'a Item>) -> Vec<Uuid> {
     series
 }
 
-/// What else has to be known. Most records are new and newer than all before, and need no look at the ledger: that they
+/// Which records have to be looked for. Most are new and newer than all before, and need no look at the ledger: that they
 /// are new will be seen when they are inserted. `all` looks for every one.
-pub fn questions<'a>(items: impl Iterator<Item = &'a Item>, heads: &HashMap<Uuid, Head>, all: bool) -> Questions {
-    let mut questions = Questions::default();
+pub fn doubtful<'a>(items: impl Iterator<Item = &'a Item>, heads: &HashMap<Uuid, Head>, all: bool) -> Vec<Uuid> {
     let mut newest: HashMap<Uuid, DateTime<Utc>> = HashMap::new();
-    for item in items {
-        let Some(record) = item.read.record() else { continue };
-        let mut late = false;
-        if counter(item).is_some() {
-            let at = record.event_timestamp;
-            let head = heads.get(&record.series).map(|head| head.event_timestamp);
-            late = head.is_some_and(|head| at <= head);
-            let newest = newest.entry(record.series).or_insert(at);
-            late |= at < *newest;
-            *newest = at.max(*newest);
-            if head.is_some_and(|head| at <= head) {
-                questions.neighbours.push((record.series, at));
-            }
-        }
-        if all || late || matches!(item.read, Read::Unfit(..)) {
-            questions.ids.push(record.id);
-        }
-    }
-    questions.neighbours.sort_unstable();
-    questions.neighbours.dedup();
-    questions.ids.sort_unstable();
-    questions.ids.dedup();
-    questions
+    let mut is_late = |record: &Record| {
+        let at = record.event_timestamp;
+        let newest = newest.entry(record.series).or_insert(at);
+        *newest = at.max(*newest);
+        at < *newest || heads.get(&record.series).is_some_and(|head| at <= head.event_timestamp)
+    };
+    let mut doubtful: Vec<Uuid> = items
+        .filter_map(|item| {
+            let record = item.read.record()?;
+            let late = counter(item).is_some() && is_late(record);
+            (all || late || matches!(item.read, Read::Unfit(..))).then_some(record.id)
+        })
+        .collect();
+    doubtful.sort_unstable();
+    doubtful.dedup();
+    doubtful
+}
+
+/// The moments whose neighbours have to be looked for: of new readings that are not newer than their series' head.
+pub fn late<'a>(items: impl Iterator<Item = &'a Item>, known: &Known) -> Vec<(Uuid, DateTime<Utc>)> {
+    let is_late = |record: &&Record| {
+        let head = known.heads.get(&record.series);
+        head.is_some_and(|head| record.event_timestamp <= head.event_timestamp)
+            && !known.stored.contains_key(&record.id)
+    };
+    let mut moments: Vec<_> =
+        items.filter_map(counter).filter(is_late).map(|record| (record.series, record.event_timestamp)).collect();
+    moments.sort_unstable();
+    moments.dedup();
+    moments
 }
 
 /// Decides on one record after the other.

@@ -6,13 +6,15 @@
 //! writer any more, and nothing that he did counts; so nothing is acknowledged, redelivered or written twice, whatever
 //! crashes. While one batch is written the next is read.
 
+mod incoming;
 mod judge;
 mod reader;
 mod writer;
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use async_nats::jetstream;
+use futures::FutureExt;
 use serde_json::json;
 use sqlx::{PgConnection, PgPool};
 use tokio::{
@@ -23,18 +25,23 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     limits::LimitTable,
-    store::{position, take_shard},
+    store::{position, shards, take_shard},
     types::Types,
     verdicts::Verdicts,
 };
-use crate::{api::Name, error::chain};
+use crate::{
+    api::Name,
+    database::is_about_data,
+    error::{Code, Error, chain},
+};
+use incoming::Incoming;
 use reader::{Reader, Received};
 use writer::{Batch, WriteError, Writer};
 
-/// Records that are read ahead of the writer, in one shard.
-const READ_AHEAD: usize = 4000;
+/// What is read ahead of the writer in one shard, in kilobytes; a record costs one more.
+const ROOM: usize = 16 * 1024;
 
-/// Records of one transaction; it may be a message more.
+/// Records of one transaction, unless one message has more.
 const BATCH: usize = 1000;
 
 /// How often written messages are purged, at most.
@@ -46,9 +53,35 @@ const WAIT: Duration = Duration::from_millis(500);
 /// A database that hangs must not hang the sink for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A part of the stream that has one writer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shard {
+    Number(u16),
+    /// What the stream could not rewrite: a subject with `*` or `>` as a name, which the server lets anybody publish to.
+    Strays,
+}
+
+impl Shard {
+    /// As the tables and the locks have it.
+    fn number(self) -> i32 {
+        match self {
+            Shard::Number(number) => number.into(),
+            Shard::Strays => -1,
+        }
+    }
+
+    fn tokens_before_tenant(self) -> usize {
+        match self {
+            Shard::Number(_) => 2,
+            Shard::Strays => 1,
+        }
+    }
+}
+
 /// What all shards share.
 pub struct Sink {
     pub database: PgPool,
+    /// Of its own: a message that breaks a connection breaks nobody else's.
     pub nats: async_nats::Client,
     pub jetstream: jetstream::Context,
     pub stream: String,
@@ -68,26 +101,83 @@ enum Interrupted {
     Stream(async_nats::Error),
     #[error("another writer has moved on")]
     Fenced,
-    #[error("PostgreSQL did not answer within {PATIENCE:?}")]
-    Hangs,
+    #[error("PostgreSQL did not answer within {0:?}")]
+    Hangs(Duration),
+    #[error("a defect of ours")]
+    Panicked,
 }
 
-impl Sink {
-    /// Writes all shards until told to stop. Shards that were more once are looked after until they are empty.
-    pub fn start(self: &Arc<Self>, shards: u16, tracker: &TaskTracker, stop: &CancellationToken) {
-        for shard in 0..i32::from(shards) {
-            let (sink, stop) = (self.clone(), stop.clone());
-            tracker.spawn(async move { sink.keep(shard, stop).await });
+/// Where a shard could not go on, and how often.
+#[derive(Default)]
+struct Trouble {
+    position: i64,
+    failures: u32,
+    panics: u32,
+}
+
+impl Trouble {
+    /// From then on a single message is fetched and written by itself.
+    const CAREFUL: u32 = 2;
+    /// A message at which we have panicked so often is set aside.
+    const HOPELESS: u32 = 3;
+
+    /// Trouble is over when the position has moved.
+    fn begin(&mut self, position: i64) {
+        if self.position != position {
+            *self = Self { position, ..Self::default() };
         }
     }
 
-    async fn keep(&self, shard: i32, stop: CancellationToken) {
-        while let Some(ended) = stop.run_until_cancelled(self.write_shard(shard, &stop)).await {
-            match ended {
+    fn note(&mut self, interrupted: &Interrupted) {
+        match interrupted {
+            Interrupted::Stream(_) | Interrupted::Hangs(_) => self.failures += 1,
+            Interrupted::Panicked => {
+                self.failures += 1;
+                self.panics += 1;
+            }
+            // Nothing in a message causes these.
+            Interrupted::Database(_) | Interrupted::Fenced => {}
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE * (self.failures + 1).min(15)
+    }
+}
+
+impl Sink {
+    /// Writes all shards until told to stop, also those that there were once: what is in them was acknowledged.
+    pub fn start(self: &Arc<Self>, configured: u16, tracker: &TaskTracker, stop: &CancellationToken) {
+        let (sink, stop, more) = (self.clone(), stop.clone(), tracker.clone());
+        tracker.spawn(async move {
+            let known = loop {
+                match shards(&sink.database).await {
+                    Ok(known) => break known,
+                    Err(error) => tracing::warn!(%error, "usage: the shards are not known yet"),
+                }
+                if stop.run_until_cancelled(sleep(WAIT)).await.is_none() {
+                    return;
+                }
+            };
+            let numbers = (0..configured).chain(known.into_iter().filter(|number| *number >= configured));
+            for shard in numbers.map(Shard::Number).chain([Shard::Strays]) {
+                let (sink, stop) = (sink.clone(), stop.clone());
+                more.spawn(async move { sink.keep(shard, stop).await });
+            }
+        });
+    }
+
+    async fn keep(&self, shard: Shard, stop: CancellationToken) {
+        let mut trouble = Trouble::default();
+        loop {
+            let writing = AssertUnwindSafe(self.write_shard(shard, &mut trouble, &stop)).catch_unwind();
+            let Some(ended) = stop.run_until_cancelled(writing).await else { return };
+            match ended.unwrap_or(Err(Interrupted::Panicked)) {
                 Ok(()) => {}
-                Err(error @ Interrupted::Fenced) => tracing::info!(shard, "usage: {error}"),
+                Err(error @ Interrupted::Fenced) => tracing::info!(?shard, "usage: {error}"),
                 Err(error) => {
-                    tracing::warn!(shard, error = chain(&error), "usage is not written right now; tried again")
+                    trouble.note(&error);
+                    tracing::warn!(?shard, error = chain(&error), "usage is not written right now; tried again");
                 }
             }
             stop.run_until_cancelled(sleep(WAIT)).await;
@@ -95,36 +185,72 @@ impl Sink {
     }
 
     /// Becomes the shard's writer, if it has none, and writes until something goes wrong.
-    async fn write_shard(&self, shard: i32, stop: &CancellationToken) -> Result<(), Interrupted> {
-        // A connection of its own: the lock lasts as long as it does.
-        let mut connection = self.database.acquire().await?.detach();
-        if !patient(take_shard(&mut connection, shard)).await? {
+    async fn write_shard(
+        &self,
+        shard: Shard,
+        trouble: &mut Trouble,
+        stop: &CancellationToken,
+    ) -> Result<(), Interrupted> {
+        let mut connection = self.database.acquire().await?;
+        if !patient(PATIENCE, take_shard(&mut connection, shard.number())).await? {
             return Ok(());
         }
-        let created = self.stream_created().await.map_err(Interrupted::Stream)?;
-        let from = patient(position(&mut connection, shard, &created)).await?;
-        tracing::info!(shard, position = from, "usage: writes this shard");
+        // The lock lasts as long as the connection, so it goes to nobody else.
+        let mut connection = connection.detach();
+        let (created, last) = self.stream_state().await.map_err(Interrupted::Stream)?;
+        let from = patient(PATIENCE, position(&mut connection, shard.number(), &created, last)).await?;
+        trouble.begin(from);
+        let writer = Writer { shard: shard.number(), stream_created: created, position: from };
+        let reader = Reader { sink: self, shard, room: Arc::new(Semaphore::new(ROOM)) };
+        if trouble.failures >= Trouble::CAREFUL {
+            return self.write_one(reader, writer, &mut connection, trouble).await;
+        }
+        tracing::info!(?shard, position = from, "usage: writes this shard");
         let (batches, read) = mpsc::channel(1024);
-        let room = Arc::new(Semaphore::new(READ_AHEAD));
-        let reader = Reader { sink: self, shard, room };
-        let writer = Writer { shard, stream_created: created, position: from };
         let written = watch::Sender::new(from);
+        let created = writer.stream_created.clone();
+        let purging = self.purge(shard, &created, written.subscribe());
         tokio::select! {
             ended = reader.read(from, batches) => ended.map_err(Interrupted::Stream),
             ended = self.write(writer, &mut connection, read, &written) => ended,
-            () = self.purge(shard, written.subscribe()) => Ok(()),
+            () = purging => Ok(()),
             () = stop.cancelled() => Ok(()),
         }
     }
 
     /// The subjects of a shard, as the stream has rewritten them.
-    fn subjects(&self, shard: i32) -> String {
-        format!("{}.{shard}.>", self.subject)
+    fn subjects(&self, shard: Shard) -> String {
+        match shard {
+            Shard::Number(number) => format!("{}.{number}.>", self.subject),
+            Shard::Strays => format!("{}.*.*", self.subject),
+        }
     }
 
-    async fn stream_created(&self) -> Result<String, async_nats::Error> {
+    /// When the stream was made, and its last sequence.
+    async fn stream_state(&self) -> Result<(String, i64), async_nats::Error> {
         let stream = self.jetstream.get_stream(&self.stream).await?;
-        Ok(stream.cached_info().created.to_string())
+        let info = stream.cached_info();
+        Ok((info.created.to_string(), info.state.last_sequence as i64))
+    }
+
+    /// Writes the next message by itself, where reading or writing many has failed.
+    async fn write_one(
+        &self,
+        reader: Reader<'_>,
+        writer: Writer,
+        connection: &mut PgConnection,
+        trouble: &Trouble,
+    ) -> Result<(), Interrupted> {
+        let subjects = self.subjects(reader.shard);
+        let next = Incoming::fetched(&self.jetstream, &self.stream, &subjects, writer.position).await;
+        let Some(message) = next.map_err(Interrupted::Stream)? else { return Ok(()) };
+        let sequence = message.sequence;
+        let received = match trouble.panics < Trouble::HOPELESS {
+            true => reader.receive(message).await.map_err(Interrupted::Stream)?,
+            false => reader.set_aside(message, Error::new(Code::Internal, "a defect of ours kept it from being read")),
+        };
+        tracing::warn!(shard = ?reader.shard, sequence, "usage: one message is written by itself");
+        self.write_batch(writer, connection, Batch::new(vec![received]), trouble.patience()).await.map(drop)
     }
 
     async fn write(
@@ -154,8 +280,7 @@ impl Sink {
                 records += message.items.len();
                 messages.push(message);
             }
-            let batch = Batch::new(messages);
-            writer = self.write_batch(writer, connection, batch).await?;
+            writer = self.write_batch(writer, connection, Batch::new(messages), PATIENCE).await?;
             written.send_replace(writer.position);
         }
     }
@@ -167,27 +292,25 @@ impl Sink {
         mut writer: Writer,
         connection: &mut PgConnection,
         mut batch: Batch,
+        patience: Duration,
     ) -> Result<Writer, Interrupted> {
-        match timeout(PATIENCE, writer.write(connection, &mut batch)).await.map_err(|_| Interrupted::Hangs)? {
+        match writer.write_within(patience, connection, &mut batch).await {
             Ok(()) => self.tell(&batch).await,
-            Err(WriteError::Fenced) => return Err(Interrupted::Fenced),
-            Err(WriteError::Database(error)) if crate::database::is_passing(&error) => return Err(error.into()),
-            Err(WriteError::Database(error)) => {
+            Err(Interrupted::Database(error)) if is_about_data(&error) => {
                 tracing::error!(shard = writer.shard, %error, "usage: a batch was refused by the database");
                 for message in batch.into_messages() {
                     let mut alone = Batch::new(vec![message]);
-                    let tried = timeout(PATIENCE, writer.write(connection, &mut alone)).await;
-                    match tried.map_err(|_| Interrupted::Hangs)? {
-                        Err(WriteError::Database(error)) if !crate::database::is_passing(&error) => {
+                    match writer.write_within(patience, connection, &mut alone).await {
+                        Err(Interrupted::Database(error)) if is_about_data(&error) => {
                             alone.refuse(&error);
-                            let tried = timeout(PATIENCE, writer.write(connection, &mut alone)).await;
-                            tried.map_err(|_| Interrupted::Hangs)??;
+                            writer.write_within(patience, connection, &mut alone).await?;
                         }
                         other => other?,
                     }
                     self.tell(&alone).await;
                 }
             }
+            Err(error) => return Err(error),
         }
         Ok(writer)
     }
@@ -206,27 +329,32 @@ impl Sink {
             }
         }
         for (origin, entry) in batch.refused() {
+            // Nobody can listen where the name is none.
+            if origin.tenant.parse::<Name>().is_err() || origin.source.parse::<Name>().is_err() {
+                continue;
+            }
             let subject = format!("{}-rejected.{}.{}", self.subject, origin.tenant, origin.source);
-            let told = self.nats.publish(subject, json!(entry).to_string().into()).await;
-            if let Err(error) = told {
+            if let Err(error) = self.nats.publish(subject, json!(entry).to_string().into()).await {
                 tracing::debug!(%error, "a refusal was not told");
             }
         }
     }
 
     /// Drops from the stream what is in the ledger.
-    async fn purge(&self, shard: i32, mut written: watch::Receiver<i64>) {
+    async fn purge(&self, shard: Shard, created: &str, mut written: watch::Receiver<i64>) {
         loop {
             let up_to = *written.borrow_and_update();
-            if up_to > 0 {
+            // A stream that was made anew meanwhile counts from the start, and has nothing that we have written.
+            let same = self.stream_state().await.is_ok_and(|(now, last)| now == created && last >= up_to);
+            if up_to > 0 && same {
                 let request = json!({ "filter": self.subjects(shard), "seq": up_to + 1 });
                 let purge = format!("STREAM.PURGE.{}", self.stream);
                 let purged: Result<serde_json::Value, _> = self.jetstream.request(purge, &request).await;
                 match purged {
                     Ok(answer) if answer["success"] == true => {}
-                    Ok(answer) => tracing::warn!(shard, %answer, "usage: what is written was not purged"),
+                    Ok(answer) => tracing::warn!(?shard, %answer, "usage: what is written was not purged"),
                     // Later then.
-                    Err(error) => tracing::debug!(shard, %error, "usage: what is written was not purged"),
+                    Err(error) => tracing::debug!(?shard, %error, "usage: what is written was not purged"),
                 }
             }
             sleep(PURGE).await;
@@ -237,8 +365,22 @@ impl Sink {
     }
 }
 
-async fn patient<T>(asked: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Interrupted> {
-    timeout(PATIENCE, asked).await.map_err(|_| Interrupted::Hangs)?.map_err(Into::into)
+async fn patient<T, E: Into<Interrupted>>(
+    patience: Duration,
+    asked: impl Future<Output = Result<T, E>>,
+) -> Result<T, Interrupted> {
+    timeout(patience, asked).await.map_err(|_| Interrupted::Hangs(patience))?.map_err(Into::into)
+}
+
+impl Writer {
+    async fn write_within(
+        &mut self,
+        patience: Duration,
+        connection: &mut PgConnection,
+        batch: &mut Batch,
+    ) -> Result<(), Interrupted> {
+        patient(patience, self.write(connection, batch)).await
+    }
 }
 
 impl From<WriteError> for Interrupted {

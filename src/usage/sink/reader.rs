@@ -2,21 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use async_nats::{
-    Message, header,
-    jetstream::consumer::{AckPolicy, DeliverPolicy, pull},
-};
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use futures::StreamExt;
 use serde_json::value::RawValue;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::timeout,
+};
 use uuid::Uuid;
 
-use super::{READ_AHEAD, Sink};
+use super::{ROOM, Shard, Sink, incoming::Incoming};
 use crate::{
-    api::{Context, Encoding, Name},
-    client::CONTENT_TYPE,
+    api::{Encoding, Name},
     error::{Code, Error, Result},
     usage::{
         identity::Origin,
@@ -24,7 +23,6 @@ use crate::{
         record::{self, Record},
         rules, store,
         types::Type,
-        verdicts,
     },
 };
 
@@ -32,9 +30,12 @@ use crate::{
 const MESSAGES_AHEAD: usize = 200;
 const BYTES_AHEAD: usize = 8 << 20;
 
+/// How long nothing may come before it is made sure that nothing was lost on the way.
+const QUIET: Duration = Duration::from_secs(2);
+
 pub struct Reader<'a> {
     pub sink: &'a Sink,
-    pub shard: i32,
+    pub shard: Shard,
     pub room: Arc<Semaphore>,
 }
 
@@ -50,7 +51,7 @@ pub struct Received {
     pub verdict: Option<String>,
     pub items: Vec<Item>,
     /// Given back when it is written.
-    _room: OwnedSemaphorePermit,
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 impl Received {
@@ -103,7 +104,7 @@ impl Reader<'_> {
     pub async fn read(self, position: i64, batches: mpsc::Sender<Received>) -> Result<(), async_nats::Error> {
         let mut last = position as u64;
         let stream = self.sink.jetstream.get_stream(&self.sink.stream).await?;
-        let consumer = stream
+        let mut consumer = stream
             .create_consumer(pull::Config {
                 deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: last + 1 },
                 filter_subject: self.sink.subjects(self.shard),
@@ -118,43 +119,68 @@ impl Reader<'_> {
         let mut messages =
             messages.expires(Duration::from_secs(30)).heartbeat(Duration::from_secs(5)).messages().await?;
         let mut delivered = 0;
-        while let Some(message) = messages.next().await {
-            let message = message?;
-            let info = message.info()?;
-            let (sequence, count) = (info.stream_sequence, info.consumer_sequence);
-            if count != delivered + 1 || sequence <= last {
-                return Err(format!("message {sequence} came out of order").into());
+        loop {
+            let Ok(message) = timeout(QUIET, messages.next()).await else {
+                // What was on the wire when a connection broke counts as delivered, and nobody sends it again.
+                if consumer.info().await?.delivered.consumer_sequence != delivered {
+                    return Err("messages were lost on the way".into());
+                }
+                continue;
+            };
+            let message = message.ok_or("the stream's messages ended")??;
+            let count = message.info()?.consumer_sequence;
+            let message = Incoming::delivered(message)?;
+            if count != delivered + 1 || message.sequence <= last {
+                return Err(format!("message {} came out of order", message.sequence).into());
             }
-            (last, delivered) = (sequence, count);
-            let published = info.published.unix_timestamp_nanos();
-            let at = DateTime::from_timestamp_nanos(published.try_into().unwrap_or_default());
-            let received = self.receive(message.message, sequence, at).await?;
+            (last, delivered) = (message.sequence, count);
+            let bytes = message.payload.len();
+            let mut received = self.receive(message).await?;
+            let cost = (bytes / 1024 + received.items.len()).clamp(1, ROOM) as u32;
+            received._room = Some(self.room.clone().acquire_many_owned(cost).await?);
             if batches.send(received).await.is_err() {
                 return Ok(());
             }
         }
-        Err("the stream's messages ended".into())
     }
 
-    async fn receive(&self, message: Message, sequence: u64, at: DateTime<Utc>) -> Result<Received, async_nats::Error> {
-        let mut tokens = message.subject.split('.').skip(2);
-        let mut token = || tokens.next().unwrap_or_default().to_owned();
+    /// Takes a message apart.
+    pub async fn receive(&self, message: Incoming) -> Result<Received, async_nats::Error> {
+        let Incoming { subject, labels, payload, sequence, at } = message;
+        let mut tokens = subject.split('.').skip(self.shard.tokens_before_tenant());
+        let mut token = || tokens.next().unwrap_or_default();
         let (tenant, source) = (token(), token());
-        let header = |name: &str| message.headers.as_ref().and_then(|headers| headers.get(name)).map(|v| v.as_str());
-        let user = header(Context::USER_HEADER).map(str::to_owned);
-        let origin = Origin { tenant: &tenant, source: &source };
-        let items = match header(quarantine::REPLAY_HEADER) {
-            Some(_) => self.replayed(origin, &message.payload).await?,
-            None => {
-                let encoding = Encoding::of(header(CONTENT_TYPE));
-                let refused = unsafe_origin(origin, header(header::NATS_MESSAGE_ID.as_ref()));
-                self.items(origin, user.as_deref(), encoding, &message.payload, at, refused).await?
+        let origin = Origin { tenant, source };
+        let refused = (labels.broken)
+            .then(|| record::invalid("the message's headers can't be read"))
+            .or_else(|| unsafe_origin(origin, labels.message_id.as_deref(), labels.user.as_deref()));
+        let items = match labels.replays && refused.is_none() {
+            true => self.replayed(origin, &payload).await?,
+            false => {
+                let encoding = Encoding::of(labels.content_type.as_deref());
+                self.items(origin, labels.user.as_deref(), encoding, &payload, at, refused).await?
             }
         };
-        let permits = items.len().clamp(1, READ_AHEAD) as u32;
-        let room = self.room.clone().acquire_many_owned(permits).await?;
-        let verdict = header(verdicts::HEADER).map(str::to_owned);
-        Ok(Received { sequence: sequence as i64, at, verdict, items, user, _room: room, tenant, source })
+        Ok(Received {
+            sequence: sequence as i64,
+            at,
+            // Whatever stands in a subject, the tables can keep what is left.
+            tenant: record::cut(tenant),
+            source: record::cut(source),
+            user: labels.user.as_deref().map(record::cut),
+            verdict: labels.verdict,
+            items,
+            _room: None,
+        })
+    }
+
+    /// A message that is not taken apart: we have failed at it before.
+    pub fn set_aside(&self, message: Incoming, error: Error) -> Received {
+        let Incoming { subject, payload, sequence, at, .. } = message;
+        let mut tokens = subject.split('.').skip(self.shard.tokens_before_tenant()).map(record::cut);
+        let (tenant, source) = (tokens.next().unwrap_or_default(), tokens.next().unwrap_or_default());
+        let items = whole(&payload, at, error);
+        Received { sequence: sequence as i64, at, tenant, source, user: None, verdict: None, items, _room: None }
     }
 
     /// The records of a message, each for itself. A reason for which none of them can be taken is each one's.
@@ -167,60 +193,56 @@ impl Reader<'_> {
         came_at: DateTime<Utc>,
         refused: Option<Error>,
     ) -> Result<Vec<Item>, async_nats::Error> {
-        let unreadable = |error| {
-            let read = Read::Unreadable { idempotency_key: None, error };
-            vec![Item { index: 0, payload: payload.clone(), came_at, replay_of: None, read }]
-        };
         let json = match record::as_json(encoding, payload) {
             Ok(json) => json,
-            Err(error) => return Ok(unreadable(error)),
+            Err(error) => return Ok(whole(payload, came_at, error)),
         };
-        let records = match record::split(&json) {
-            Ok(records) => records,
-            Err(error) => return Ok(unreadable(error)),
+        let raws = match record::split(&json) {
+            Ok(raws) => raws,
+            Err(error) => return Ok(whole(payload, came_at, error)),
         };
-        let mut items = Vec::with_capacity(records.len());
-        for (index, raw) in records.into_iter().enumerate() {
-            let read = match &refused {
-                Some(error) => {
-                    Read::Unreadable { idempotency_key: record::text_member(raw, KEY), error: error.share() }
-                }
-                None => self.examine(origin, user, raw, came_at).await?,
-            };
-            let payload = json.slice_ref(raw.get().as_bytes());
-            items.push(Item { index, payload, came_at, replay_of: None, read });
-        }
-        Ok(items)
-    }
-
-    async fn examine(
-        &self,
-        origin: Origin<'_>,
-        user: Option<&str>,
-        raw: &RawValue,
-        came_at: DateTime<Utc>,
-    ) -> Result<Read, async_nats::Error> {
         let limits = self.sink.limits.of(origin.tenant, origin.source);
-        let record = match record::read(raw, origin, user, limits.max_record_bytes()) {
-            Ok(record) => record,
-            Err(error) => {
-                return Ok(Read::Unreadable { idempotency_key: record::text_member(raw, KEY), error });
+        let read = |raw: &RawValue| match &refused {
+            Some(error) => Err(error.share()),
+            None => record::read(raw, origin, user, limits.max_record_bytes()),
+        };
+        let records: Vec<Result<Record>> = raws.iter().map(|raw| read(raw)).collect();
+        let types = &self.sink.types;
+        if records.iter().flatten().any(|record| matches!(types.known(&record.usage_type), Ok(None))) {
+            types.catch_up().await?;
+        }
+        let examine = |raw: &RawValue, record: Result<Record>| {
+            let record = match record {
+                Ok(record) => record,
+                Err(error) => return Read::Unreadable { idempotency_key: record::idempotency_key(raw), error },
+            };
+            let checked = types.known(&record.usage_type).and_then(|of_type| {
+                rules::check(&record, raw, origin.source, came_at, of_type.as_deref(), &limits)?;
+                of_type.ok_or_else(|| Error::internal("a type that is not there was checked"))
+            });
+            match checked {
+                Ok(of_type) => Read::Sound(record, of_type),
+                Err(error) => Read::Unfit(record, error),
             }
         };
-        let of_type = self.sink.types.find(&record.usage_type).await?;
-        Ok(match rules::check(&record, raw, origin.source, came_at, of_type.as_deref(), &limits) {
-            Ok(()) => Read::Sound(record, of_type.expect("checked")),
-            Err(error) => Read::Unfit(record, error),
-        })
+        let item = |(index, (raw, record)): (usize, (&&RawValue, Result<Record>))| Item {
+            index,
+            payload: json.slice_ref(raw.get().as_bytes()),
+            came_at,
+            replay_of: None,
+            read: examine(raw, record),
+        };
+        Ok(raws.iter().zip(records).enumerate().map(item).collect())
     }
 
     /// What is asked for from quarantine: entries of this tenant and source, as of the time that they first came.
     async fn replayed(&self, origin: Origin<'_>, payload: &[u8]) -> Result<Vec<Item>, async_nats::Error> {
-        let asked: Vec<quarantine::Entry> = serde_json::from_slice(payload).unwrap_or_default();
+        let mut asked: Vec<quarantine::Entry> = serde_json::from_slice(payload).unwrap_or_default();
+        asked.truncate(quarantine::MOST_ENTRIES);
         let ids: Vec<Uuid> = asked.iter().map(|entry| entry.id).collect();
-        let waiting = store::waiting(&self.sink.database, origin.tenant, &ids).await?;
+        let waiting = store::waiting(&self.sink.database, origin, &ids, quarantine::MOST_BYTES).await?;
         let mut items = Vec::new();
-        for waiting in waiting.into_iter().filter(|waiting| waiting.source_id == origin.source) {
+        for waiting in waiting {
             let index = asked.iter().find(|entry| entry.id == waiting.id).map_or(0, |entry| entry.index);
             let (user, came_at) = (waiting.user_id.as_deref(), waiting.received_at);
             let payload = Bytes::from(waiting.payload);
@@ -232,14 +254,21 @@ impl Reader<'_> {
     }
 }
 
-const KEY: &str = "idempotency_key";
+/// A message that is refused as it is.
+fn whole(payload: &Bytes, came_at: DateTime<Utc>, error: Error) -> Vec<Item> {
+    let read = Read::Unreadable { idempotency_key: None, error };
+    vec![Item { index: 0, payload: payload.clone(), came_at, replay_of: None, read }]
+}
 
-/// Message ids are the whole stream's, so one that is not under its own tenant and source could swallow a stranger's.
-fn unsafe_origin(origin: Origin<'_>, message_id: Option<&str>) -> Option<Error> {
+/// Why nothing can be taken from there, whatever the message says. Message ids are the whole stream's, so one that is not
+/// under its own tenant and source could swallow a stranger's.
+fn unsafe_origin(origin: Origin<'_>, message_id: Option<&str>, user: Option<&str>) -> Option<Error> {
     let Origin { tenant, source } = origin;
     if tenant.parse::<Name>().is_err() || source.parse::<Name>().is_err() {
-        let message = "tenant and source must be 1 to 255 letters, digits, '_' or '-'";
-        return Some(Error::new(Code::ValidationError, message));
+        return Some(record::invalid("tenant and source must be 1 to 255 letters, digits, '_' or '-'"));
+    }
+    if user.is_some_and(|user| user.is_empty() || record::cut(user) != user) {
+        return Some(record::invalid("Tidemark-User: must have 1 to 255 characters, and no NUL"));
     }
     let safe = |id: &str| {
         let rest = id.strip_prefix(tenant)?.strip_prefix('.')?.strip_prefix(source)?.strip_prefix('.')?;
@@ -261,12 +290,16 @@ mod tests {
     #[test]
     fn a_message_id_stays_under_its_own_source() {
         let origin = Origin { tenant: "acme", source: "api" };
-        let code = |id: &str| unsafe_origin(origin, Some(id)).map(|error| error.code);
-        assert_eq!((unsafe_origin(origin, None).map(|error| error.code), code("acme.api.1")), (None, None));
+        let code = |id: &str| unsafe_origin(origin, Some(id), None).map(|error| error.code);
+        assert_eq!(
+            (unsafe_origin(origin, None, Some("ann")).map(|error| error.code), code("acme.api.1")),
+            (None, None)
+        );
         for id in ["", "1", "acme.api", "acme.api.", "acme.apis.1", "acme.1", "acme2.api.1"] {
             assert_eq!(code(id), Some(Code::UnsafeMessageId), "{id}");
         }
         let strange = Origin { tenant: "ä", source: "api" };
-        assert_eq!(unsafe_origin(strange, None).map(|error| error.code), Some(Code::ValidationError));
+        assert_eq!(unsafe_origin(strange, None, None).map(|error| error.code), Some(Code::ValidationError));
+        assert_eq!(unsafe_origin(origin, None, Some("a\0b")).map(|error| error.code), Some(Code::ValidationError));
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     error::{Code, Error},
     usage::{
         identity::Origin,
+        record,
         store::{self, Count, Head, MinuteKey, NewRow, Refused, Tally, TallyKey},
         verdicts::Verdict,
     },
@@ -149,9 +150,8 @@ async fn decide(transaction: &mut PgConnection, batch: &Batch) -> Result<Vec<Vec
     let heads = store::heads(transaction, &judge::series(batch.items())).await?;
     let mut known = Known { heads, ..Known::default() };
     for all in [false, true] {
-        let questions = judge::questions(batch.items(), &known.heads, all);
-        known.stored = store::stored(transaction, &questions.ids).await?;
-        known.neighbours = store::neighbours(transaction, &questions.neighbours).await?;
+        known.stored = store::stored(transaction, &judge::doubtful(batch.items(), &known.heads, all)).await?;
+        known.neighbours = store::neighbours(transaction, &judge::late(batch.items(), &known)).await?;
         let mut judge = Judge::new(&known);
         let decisions: Vec<Vec<Decision>> = batch
             .messages
@@ -175,8 +175,18 @@ fn outcome(decision: Decision) -> Outcome {
     match decision {
         Decision::Accepted => Outcome::Accepted,
         Decision::Duplicate => Outcome::Duplicate,
-        Decision::Rejected(error) => Outcome::Rejected(Uuid::now_v7(), error.into()),
+        Decision::Rejected(error) => Outcome::Rejected(Uuid::now_v7(), told(error)),
     }
+}
+
+/// What is told of an error: as much as somebody reads, and a thousand of them in one verdict.
+fn told(error: Error) -> Reason {
+    let mut reason = Reason::from(error);
+    if reason.message.len() > record::MOST_CHARACTERS {
+        reason.message = format!("{}…", record::cut(&reason.message)).into();
+    }
+    reason.details = reason.details.filter(|details| details.to_string().len() <= record::MOST_CHARACTERS);
+    reason
 }
 
 fn accepted<'a>(batch: &'a Batch, decisions: &'a [Vec<Decision>]) -> impl Iterator<Item = NewRow<'a>> {
@@ -196,9 +206,8 @@ async fn move_heads(
     heads: &HashMap<Uuid, Head>,
     accepted: &[NewRow<'_>],
 ) -> Result<(), sqlx::Error> {
-    let mut moved: HashMap<Uuid, (Origin<'_>, &crate::usage::record::Record, Head)> = HashMap::new();
-    for NewRow { origin, record, kind } in accepted.iter().filter(|row| row.kind == MetricKind::Counter) {
-        debug_assert_eq!(*kind, MetricKind::Counter);
+    let mut moved: HashMap<Uuid, (Origin<'_>, &record::Record, Head)> = HashMap::new();
+    for NewRow { origin, record, .. } in accepted.iter().filter(|row| row.kind == MetricKind::Counter) {
         let reading = Head { event_timestamp: record.event_timestamp, value: record.value };
         let newer = |head: &Head| (reading.event_timestamp, reading.value) > (head.event_timestamp, head.value);
         if heads.get(&record.series).is_none_or(newer) {
@@ -217,7 +226,9 @@ async fn move_heads(
 async fn keep_account(transaction: &mut PgConnection, batch: &Batch) -> Result<(), sqlx::Error> {
     let mut tallies: HashMap<TallyKey<'_>, Tally> = HashMap::new();
     let mut minutes: HashMap<MinuteKey, Count> = HashMap::new();
-    for (message, decisions) in batch.messages.iter().zip(&batch.decisions) {
+    for (message, decisions) in
+        batch.messages.iter().zip(&batch.decisions).filter(|(message, _)| !message.items.is_empty())
+    {
         let count = minutes.entry(MinuteKey::new(&message.tenant, &message.source, message.at)).or_default();
         for (item, outcome) in message.items.iter().zip(decisions) {
             match (outcome, item.read.record()) {

@@ -41,7 +41,8 @@ pub async fn move_heads(
     sqlx::query(
         "insert into counter_heads (series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value)
          select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::numeric[])
-         on conflict (series) do update set event_timestamp = excluded.event_timestamp, value = excluded.value",
+         on conflict (series) do update set event_timestamp = excluded.event_timestamp, value = excluded.value
+             where (excluded.event_timestamp, excluded.value) > (counter_heads.event_timestamp, counter_heads.value)",
     )
     .bind(column(heads, |(_, record, _)| record.series))
     .bind(column(heads, |(origin, ..)| origin.tenant))

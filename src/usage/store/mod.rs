@@ -12,10 +12,11 @@ pub use heads::{Head, heads, move_heads};
 pub use minutes::{Count, MinuteKey, add_minutes, forget_minutes, minutes};
 pub use partitions::extend_partitions;
 pub use quarantine::{
-    Refused, Reviewed, forget_quarantined, mark_replayed, quarantine, quarantined, refuse_again, waiting,
+    Refused, Reviewed, Size, forget_quarantined, mark_replayed, quarantine, quarantined, refuse_again, waiting,
+    waiting_sizes,
 };
 pub use records::{Neighbours, NewRow, Stored, insert, neighbours, stored};
-pub use shards::{move_position, position, take_shard};
+pub use shards::{move_position, position, shards, take_shard};
 pub use tallies::{Tally, TallyKey, add_tallies, tallies};
 
 use crate::error::Error;

@@ -85,24 +85,53 @@ pub async fn refuse_again(connection: &mut PgConnection, reasons: &[(Uuid, &Reas
     .map(drop)
 }
 
+/// An entry that was not replayed yet: where it came from, and its bytes.
+#[derive(Debug, FromRow)]
+pub struct Size {
+    pub id: Uuid,
+    pub source_id: String,
+    pub bytes: i32,
+}
+
+/// Those of a tenant's entries that were not replayed yet.
+pub async fn waiting_sizes(database: &PgPool, tenant: &str, ids: &[Uuid]) -> Result<Vec<Size>, sqlx::Error> {
+    sqlx::query_as(
+        "select id, source_id, octet_length(payload) as bytes from usage_quarantine
+         where id = any($1) and tenant_id = $2 and replayed_at is null",
+    )
+    .bind(ids)
+    .bind(tenant)
+    .fetch_all(database)
+    .await
+}
+
 /// What is there to be replayed.
 #[derive(Debug, FromRow)]
 pub struct Waiting {
     pub id: Uuid,
-    pub source_id: String,
     pub received_at: DateTime<Utc>,
     pub user_id: Option<String>,
     pub payload: Vec<u8>,
 }
 
-/// Those of a tenant's entries that were not replayed yet.
-pub async fn waiting(database: &PgPool, tenant: &str, ids: &[Uuid]) -> Result<Vec<Waiting>, sqlx::Error> {
+/// The same of one source with what they say, as many as fit into so many bytes, and one at least.
+pub async fn waiting(
+    database: &PgPool,
+    origin: Origin<'_>,
+    ids: &[Uuid],
+    most_bytes: usize,
+) -> Result<Vec<Waiting>, sqlx::Error> {
     sqlx::query_as(
-        "select id, source_id, received_at, user_id, payload from usage_quarantine
-         where id = any($1) and tenant_id = $2 and replayed_at is null",
+        "select id, received_at, user_id, payload from usage_quarantine join (
+             select id, sum(octet_length(payload)) over (order by id) - octet_length(payload) as before
+             from usage_quarantine
+             where id = any($1) and tenant_id = $2 and source_id = $3 and replayed_at is null
+         ) as fits using (id) where before < $4 order by id",
     )
     .bind(ids)
-    .bind(tenant)
+    .bind(origin.tenant)
+    .bind(origin.source)
+    .bind(most_bytes as i64)
     .fetch_all(database)
     .await
 }
@@ -132,7 +161,8 @@ pub async fn quarantined(
     most: i64,
 ) -> Result<Vec<Reviewed>, sqlx::Error> {
     let mut query = QueryBuilder::new(
-        "select id, source_id, received_at, idempotency_key, code, message, details::text as details, payload, replayed_at
+        "select id, source_id, received_at, idempotency_key, code, message, details::text as details,
+             substring(payload from 1 for 20000) as payload, replayed_at
          from usage_quarantine where tenant_id = ",
     );
     query.push_bind(tenant);

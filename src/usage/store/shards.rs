@@ -1,6 +1,6 @@
 //! How far each shard has been written down, and who writes it.
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, PgPool};
 
 /// Locks of shards among the database's advisory locks.
 const LOCKS: i32 = 0x7469_6465;
@@ -18,16 +18,31 @@ pub async fn take_shard(connection: &mut PgConnection, shard: i32) -> Result<boo
     sqlx::query_scalar("select pg_try_advisory_lock($1, $2)").bind(LOCKS).bind(shard).fetch_one(connection).await
 }
 
-/// The last sequence that was written down in this life of the stream.
-pub async fn position(connection: &mut PgConnection, shard: i32, stream_created: &str) -> Result<i64, sqlx::Error> {
+/// The shards that have ever been written.
+pub async fn shards(database: &PgPool) -> Result<Vec<u16>, sqlx::Error> {
+    let known: Vec<i32> =
+        sqlx::query_scalar("select shard from usage_shards order by shard").fetch_all(database).await?;
+    Ok(known.into_iter().filter_map(|shard| shard.try_into().ok()).collect())
+}
+
+/// The last sequence that was written down in this life of the stream. A stream that is not that far was put back to an
+/// older state: what it has is read again, and the ledger knows what it knows.
+pub async fn position(
+    connection: &mut PgConnection,
+    shard: i32,
+    stream_created: &str,
+    last_sequence: i64,
+) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar(
         "insert into usage_shards as known (shard, stream_created, position) values ($1, $2, 0)
          on conflict (shard) do update set stream_created = excluded.stream_created, updated_at = now(),
-             position = case when known.stream_created = excluded.stream_created then known.position else 0 end
+             position = case when known.stream_created = excluded.stream_created and known.position <= $3
+                 then known.position else 0 end
          returning position",
     )
     .bind(shard)
     .bind(stream_created)
+    .bind(last_sequence)
     .fetch_one(connection)
     .await
 }
