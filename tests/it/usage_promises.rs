@@ -43,6 +43,8 @@ fn generator(nats: async_nats::Client, tenant: &str, stop: Arc<AtomicBool>) -> J
                 published.sum += 2 * number;
             }
             publish(&nats, &subject, &[], json!(message).to_string().into()).await;
+            // While nobody writes, the backlog should not fill up.
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         published
     })
@@ -445,4 +447,106 @@ async fn a_process_that_is_stopped_hands_over_at_once() {
     })
     .await;
     two.stop().await;
+}
+
+#[tokio::test]
+async fn with_fewer_shards_what_waits_in_the_others_is_written_too() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve_with(|config| config.usage.shards = 8).await;
+    server.http().unit("calls", "gauge").await;
+    let database = deployment.database().await;
+    eventually("every shard has its row", async || {
+        let shards: i64 = sqlx::query_scalar("select count(*) from usage_shards").fetch_one(&database).await.unwrap();
+        (shards == 9).then_some(())
+    })
+    .await;
+    server.stop().await;
+    // Acknowledged while nobody writes, over all eight.
+    let nats = deployment.nats().await;
+    for tenant in 0..40 {
+        let subject = format!("usage.tenant-{tenant}.default");
+        publish(&nats, &subject, &[], record("calls", "r", 1).to_string().into()).await;
+    }
+    let server = deployment.serve_with(|config| config.usage.shards = 2).await;
+    eventually("all are written", async || (rows(&database).await == 40).then_some(())).await;
+    // And from now on by two.
+    for tenant in 0..40 {
+        let subject = format!("usage.tenant-{tenant}.default");
+        publish(&nats, &subject, &[], record("calls", "r", 1).to_string().into()).await;
+    }
+    eventually("all are written again", async || (rows(&database).await == 80).then_some(())).await;
+    server.stop().await;
+}
+
+/// Speaks to the server as no library would.
+async fn publish_raw(deployment: &Deployment, publish: &[u8]) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let url: url::Url = deployment.nats_url.parse().unwrap();
+    let mut stream = tokio::net::TcpStream::connect((url.host_str().unwrap(), url.port().unwrap())).await.unwrap();
+    let user =
+        json!({"user": url.username(), "pass": url.password(), "verbose": false, "pedantic": false, "headers": true});
+    let hello = format!("CONNECT {user}\r\n");
+    stream.write_all(&[hello.as_bytes(), publish, b"PING\r\n"].concat()).await.unwrap();
+    let mut heard = Vec::new();
+    while !heard.windows(4).any(|window| window == b"PONG") {
+        assert!(stream.read_buf(&mut heard).await.unwrap() > 0, "{}", String::from_utf8_lossy(&heard));
+    }
+}
+
+#[tokio::test]
+async fn messages_that_no_client_would_send_go_to_quarantine_and_block_nobody() {
+    let (deployment, server, _) = ledger().await;
+    let database = deployment.database().await;
+    let body = record("calls", "r", 1).to_string();
+    let length = body.len();
+    let mut expected = 0;
+    let raw = |head: &[u8], block: &[u8]| [head, b"\r\n", block, body.as_bytes(), b"\r\n"].concat();
+    let headers = |subject: &str, block: &[u8]| {
+        raw(format!("HPUB {subject} {} {}", block.len(), block.len() + length).as_bytes(), block)
+    };
+    let long = "x".repeat(3000);
+    for poison in [
+        // A name that is a wildcard, which the stream can't rewrite.
+        raw(format!("PUB usage.default.* {length}").as_bytes(), b""),
+        // A name that is longer than any index takes, and one with a NUL.
+        raw(format!("PUB usage.default.{long} {length}").as_bytes(), b""),
+        raw(format!("PUB usage.default.a\0b {length}").as_bytes(), b""),
+        // Headers that are none.
+        headers("usage.default.default", b"NATS/1.0\r\nno colon here\r\n\r\n"),
+        headers("usage.default.default", b"NATS/1.0\r\nX: \xff\xfe\r\n\r\n"),
+    ] {
+        publish_raw(&deployment, &poison).await;
+        expected += 1;
+        eventually(&format!("it is set aside: {}", String::from_utf8_lossy(&poison[..60])), async || {
+            let refused: i64 =
+                sqlx::query_scalar("select count(*) from usage_quarantine").fetch_one(&database).await.unwrap();
+            (refused == expected).then_some(())
+        })
+        .await;
+    }
+    let nats = deployment.nats().await;
+    publish(&nats, "usage.default.default", &[], body.clone().into()).await;
+    eventually("the next is written", async || (rows(&database).await == 1).then_some(())).await;
+    let jetstream = async_nats::jetstream::new(nats);
+    eventually("nothing is left behind", async || {
+        let state = jetstream.get_stream("tm_USAGE").await.unwrap().cached_info().state.clone();
+        (state.messages == 0).then_some(())
+    })
+    .await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_was_put_back_to_an_older_state_is_read_again() {
+    let (deployment, server, http) = ledger().await;
+    assert_eq!(http.verdict(json!([record("calls", "r", 1)])).await, (1, 0, vec![]));
+    server.stop().await;
+    let database = deployment.database().await;
+    // The ledger has come further than the stream.
+    sqlx::query("update usage_shards set position = 1000").execute(&database).await.unwrap();
+    let nats = deployment.nats().await;
+    publish(&nats, "usage.default.default", &[], record("calls", "r", 1).to_string().into()).await;
+    let server = deployment.serve().await;
+    eventually("it is written", async || (rows(&database).await == 2).then_some(())).await;
+    server.stop().await;
 }

@@ -57,7 +57,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shard {
     Number(u16),
-    /// What the stream could not rewrite: a subject with `*` or `>` as a name, which the server lets anybody publish to.
+    /// What the stream could not rewrite: a subject with `*` as a name, which the server lets anybody publish to.
     Strays,
 }
 
