@@ -17,7 +17,7 @@ use tidemark::embedded::Durability;
 use tokio::task::JoinHandle;
 
 use crate::{
-    support::{API_KEY, Deployment, Servers, eventually},
+    support::{API_KEY, Deployment, Proxy, Servers, eventually},
     usage::{RECORDS, ledger, publish, record, rows, with},
 };
 
@@ -447,6 +447,29 @@ async fn a_process_that_is_stopped_hands_over_at_once() {
     })
     .await;
     two.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_on_the_wire_when_a_connection_broke_is_read_again() {
+    let deployment = Deployment::new().await;
+    units(&deployment).await;
+    let proxy = Proxy::before(&deployment.nats_url).await;
+    let server = deployment.serve_behind(&proxy).await;
+    let nats = deployment.nats().await;
+    let database = deployment.database().await;
+    let mut published = Published::default();
+    for round in 1..=10 {
+        // Nothing comes after them that would show the gap.
+        for _ in 0..50 {
+            published.records += 1;
+            published.sum += round;
+            publish(&nats, "usage.a.default", &[], record("calls", "r", round).to_string().into()).await;
+        }
+        proxy.cut();
+        eventually("the round is written", async || (rows(&database).await == published.records).then_some(())).await;
+    }
+    settled(&database, HashMap::from([("a".to_owned(), published)])).await;
+    server.stop().await;
 }
 
 #[tokio::test]

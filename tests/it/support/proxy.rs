@@ -46,6 +46,11 @@ impl Proxy {
         Self { url, state }
     }
 
+    /// Cuts every connection, whatever is on the wire.
+    pub fn cut(&self) {
+        self.state.cut.notify_waiters();
+    }
+
     /// From now on requests arrive, but their answers are lost. Returns when a stored message's acknowledgement was; then
     /// the connection is cut, and the next one is whole.
     pub async fn lose_an_acknowledgement(&self) {
