@@ -84,7 +84,7 @@ async fn settled(database: &PgPool, tenants: HashMap<String, Published>) {
         assert_eq!(minutes, (published.records, published.records, 0, 0), "{tenant}");
     }
     let heads: bool = sqlx::query_scalar(
-        "select bool_and(head.value = (select max(value) from usage_records record where record.series = head.series))
+        "select coalesce(bool_and(head.value = (select max(value) from usage_records record where record.series = head.series)), true)
          from counter_heads head",
     )
     .fetch_one(database)
