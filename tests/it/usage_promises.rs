@@ -525,13 +525,12 @@ async fn messages_that_no_client_would_send_go_to_quarantine_and_block_nobody() 
     let database = deployment.database().await;
     let body = record("calls", "r", 1).to_string();
     let length = body.len();
-    let mut expected = 0;
     let raw = |head: &[u8], block: &[u8]| [head, b"\r\n", block, body.as_bytes(), b"\r\n"].concat();
     let headers = |subject: &str, block: &[u8]| {
         raw(format!("HPUB {subject} {} {}", block.len(), block.len() + length).as_bytes(), block)
     };
     let long = "x".repeat(3000);
-    for poison in [
+    let poison = [
         // A name that is a wildcard, which the stream can't rewrite.
         raw(format!("PUB usage.default.* {length}").as_bytes(), b""),
         // A name that is longer than any index takes, and one with a NUL.
@@ -540,13 +539,13 @@ async fn messages_that_no_client_would_send_go_to_quarantine_and_block_nobody() 
         // Headers that are none.
         headers("usage.default.default", b"NATS/1.0\r\nno colon here\r\n\r\n"),
         headers("usage.default.default", b"NATS/1.0\r\nX: \xff\xfe\r\n\r\n"),
-    ] {
-        publish_raw(&deployment, &poison).await;
-        expected += 1;
+    ];
+    for (count, poison) in (1..).zip(&poison) {
+        publish_raw(&deployment, poison).await;
         eventually(&format!("it is set aside: {}", String::from_utf8_lossy(&poison[..60])), async || {
             let refused: i64 =
                 sqlx::query_scalar("select count(*) from usage_quarantine").fetch_one(&database).await.unwrap();
-            (refused == expected).then_some(())
+            (refused == count).then_some(())
         })
         .await;
     }
