@@ -8,7 +8,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use crate::config;
+use crate::{config, error::Error};
 
 /// The numbered files of `migrations/`.
 pub static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
@@ -83,6 +83,19 @@ pub fn is_passing(error: &sqlx::Error) -> bool {
         }),
         _ => false,
     }
+}
+
+/// An error of the database as callers see it.
+pub fn unavailable(error: sqlx::Error) -> Error {
+    match is_passing(&error) {
+        true => Error::unavailable("PostgreSQL is away, or too busy to answer").source(error),
+        false => Error::internal(error),
+    }
+}
+
+/// What a statement for many rows takes: one list for each column.
+pub fn column<R, T>(rows: impl IntoIterator<Item = R>, get: impl Fn(R) -> T) -> Vec<T> {
+    rows.into_iter().map(get).collect()
 }
 
 /// Whether the error is about what was to be written, so that writing it again won't help: a data exception, a constraint, a

@@ -23,7 +23,9 @@ pub use list::Page;
 pub use row::{TimerRow, not_found};
 pub use settle::{Settled, Settlement};
 
-use crate::error::Error;
+pub use crate::database::unavailable;
+
+use crate::database::column;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -47,14 +49,6 @@ async fn bounded<T>(asked: impl Future<Output = Result<T, sqlx::Error>>) -> Resu
     })
 }
 
-/// An error of the database as callers see it.
-pub fn unavailable(error: sqlx::Error) -> Error {
-    match crate::database::is_passing(&error) {
-        true => Error::unavailable("PostgreSQL is away, or too busy to answer").source(error),
-        false => Error::internal(error),
-    }
-}
-
 /// A column of JSON, read as text.
 fn json<T: DeserializeOwned>(row: &PgRow, column: &str) -> Result<Option<T>, sqlx::Error> {
     let text: Option<&str> = row.try_get(column)?;
@@ -67,9 +61,4 @@ fn json<T: DeserializeOwned>(row: &PgRow, column: &str) -> Result<Option<T>, sql
 fn parsed<T: FromStr<Err: Into<BoxDynError>>>(row: &PgRow, column: &str) -> Result<T, sqlx::Error> {
     let text: &str = row.try_get(column)?;
     text.parse().map_err(|error: T::Err| sqlx::Error::ColumnDecode { index: column.to_owned(), source: error.into() })
-}
-
-/// What a statement for many rows takes: one list for each column.
-fn column<'a, R, T>(rows: &'a [R], get: impl Fn(&'a R) -> T) -> Vec<T> {
-    rows.iter().map(get).collect()
 }

@@ -19,17 +19,6 @@ pub use records::{Neighbours, NewRow, Stored, insert, neighbours, stored};
 pub use shards::{move_position, position, shards, take_shard};
 pub use tallies::{Tally, TallyKey, add_tallies, tallies};
 
-use crate::error::Error;
+pub use crate::database::unavailable;
 
-/// An error of the database as callers see it.
-pub fn unavailable(error: sqlx::Error) -> Error {
-    match crate::database::is_passing(&error) {
-        true => Error::unavailable("PostgreSQL is away, or too busy to answer").source(error),
-        false => Error::internal(error),
-    }
-}
-
-/// What a statement for many rows takes: one list for each column.
-fn column<R, T>(rows: impl IntoIterator<Item = R>, get: impl Fn(R) -> T) -> Vec<T> {
-    rows.into_iter().map(get).collect()
-}
+use crate::database::column;
