@@ -215,15 +215,14 @@ async fn fill(database: &PgPool, count: i64) {
     for first in (there..count).step_by(step as usize) {
         let made = "insert into usage_records (id, tenant_id, source_id, resource_id, usage_type, metric_kind, value,
                  event_timestamp, idempotency_key, metadata, body_hash, series)
-             select (substr(usage_id_at(at)::text, 1, 14) || substr(md5(number::text), 1, 4) || '-'
-                     || substr(md5(number::text), 5, 4) || '-' || substr(md5(number::text), 9, 4) || '-'
-                     || substr(md5(number::text), 13, 12))::uuid,
+             select (left(usage_id_at(at)::text, 14) || substr(md5(number::text), 1, 4) || '-'
+                     || substr(md5(number::text), 5, 4) || '-' || substr(md5(number::text), 9, 12))::uuid,
                  'tenant-' || number % 100, 'fill', 'resource-' || number % 5000, 'type-' || number % 21,
                  case when number % 2 = 0 then 'gauge' else 'counter' end, number, at, gen_random_uuid()::text,
                  '{\"region\": \"eu-west\"}', decode(md5(number::text), 'hex'),
                  case when number % 2 = 1 then md5((number % 5000)::text)::uuid end
-             from (select number, now() - interval '30 days' * (1 - number::float / $3) as at
-                 from generate_series($1::bigint, $2) as number) as moments
+             from (select number, now() - interval '30 days' * (1 - number::float / $3::bigint) as at
+                 from generate_series($1::bigint, $2::bigint) as number) as moments
              on conflict do nothing";
         let last = (first + step - 1).min(count);
         sqlx::query(made).bind(first).bind(last).bind(count).execute(database).await.expect("rows are made");
