@@ -204,10 +204,16 @@ fn fault(raw: &RawValue) -> Error {
     let mut json = serde_json::Deserializer::from_str(raw.get());
     match serde_path_to_error::deserialize::<_, Wire<'_>>(&mut json) {
         Ok(_) => invalid("the record can't be read"),
-        Err(error) => match error.path().to_string() {
-            path if path == "." => invalid(error.into_inner().to_string()),
-            path => invalid_field(&path, error.into_inner()),
-        },
+        Err(error) => {
+            let (path, problem) = (error.path().to_string(), error.into_inner().to_string());
+            // Where in the record's own text says nothing to whoever sent a list of them.
+            let problem = problem.split(" at line ").next().unwrap_or_default().to_owned();
+            match (path.as_str(), problem.split('`').nth(1).map(str::to_owned)) {
+                (".", Some(field)) => invalid(problem).about(&field),
+                (".", None) => invalid(problem),
+                (path, _) => invalid_field(path, problem),
+            }
+        }
     }
 }
 
