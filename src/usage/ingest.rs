@@ -33,14 +33,9 @@ impl Handle<Ingest> for Usage {
         // On every answer, whatever it will be.
         let limits = self.limits.of(tenant.as_str(), source.as_str());
         self.show_limits(self.buckets.look(tenant, source, &limits).await, context);
-        let json = match record::as_json(body.encoding, &body.bytes) {
-            Ok(json) => json,
-            Err(error) => return Err(self.refused(tenant, source, 1, error)),
-        };
-        let records = match record::split(&json) {
-            Ok(records) => records,
-            Err(error) => return Err(self.refused(tenant, source, 1, error)),
-        };
+        let unreadable = |error| self.refused(tenant, source, 1, error);
+        let json = record::as_json(body.encoding, &body.bytes).map_err(unreadable)?;
+        let records = record::split(&json).map_err(unreadable)?;
         let count = records.len();
         if count == 0 {
             return Err(invalid_field("records", "is empty"));
@@ -48,7 +43,11 @@ impl Handle<Ingest> for Usage {
         self.admit(tenant, source, &limits, &records, json.len(), context)
             .await
             .map_err(|error| self.refused(tenant, source, count, error))?;
-        let sent = self.send(tenant, source, json.clone(), context, context.respond_async).await;
+        let mut headers = HeaderMap::new();
+        if let Some(user) = &context.user {
+            headers.insert(Context::USER_HEADER, &**user);
+        }
+        let sent = self.send(tenant, source, json.clone(), headers, context.respond_async).await;
         let Verdict { accepted, duplicates, mut rejected } = match sent.map_err(|(error, known)| match known {
             true => self.refused(tenant, source, count, error),
             // It may be in the stream, which then counts it.
@@ -123,21 +122,6 @@ impl Usage {
     /// Sends a message into the stream, and waits for its verdict unless nobody wants it. None if it did not come in time.
     /// An error says whether it is known that nothing was kept.
     pub(super) async fn send(
-        &self,
-        tenant: &Name,
-        source: &Name,
-        payload: Bytes,
-        context: &Context,
-        hurried: bool,
-    ) -> Result<Option<Verdict>, (Error, bool)> {
-        let mut headers = HeaderMap::new();
-        if let Some(user) = &context.user {
-            headers.insert(Context::USER_HEADER, &**user);
-        }
-        self.send_with(tenant, source, payload, headers, hurried).await
-    }
-
-    pub(super) async fn send_with(
         &self,
         tenant: &Name,
         source: &Name,

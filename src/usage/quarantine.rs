@@ -155,7 +155,7 @@ impl Usage {
             let payload = serde_json::to_vec(&entries).map_err(Error::internal)?;
             let mut headers = HeaderMap::new();
             headers.insert(REPLAY_HEADER, "true");
-            self.send_with(tenant, &source, payload.into(), headers, false).await.map_err(|(error, _)| error)
+            self.send(tenant, &source, payload.into(), headers, false).await.map_err(|(error, _)| error)
         };
         match sent.await {
             Ok(Some(Verdict { accepted, duplicates, rejected })) => {
