@@ -91,6 +91,15 @@ async fn a_process_waits_for_its_servers_and_outlives_them() {
     // A server that hangs rather than refuses.
     let stopped = Pid::from_raw(servers.nats.id() as i32);
     kill(stopped, Signal::SIGSTOP).unwrap();
+    eventually("every thread of it stands still", async || {
+        let threads = std::fs::read_dir(format!("/proc/{stopped}/task")).unwrap();
+        let state = |thread: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+            stat.rsplit(") ").next().unwrap().starts_with('T')
+        };
+        threads.into_iter().all(state).then_some(())
+    })
+    .await;
     let answer = tokio::time::timeout(Duration::from_secs(4), http.get("/ready")).await;
     kill(stopped, Signal::SIGCONT).unwrap();
     assert_eq!(answer.expect("an answer within four seconds").status, 503);
