@@ -2,6 +2,7 @@
 
 use std::{str::FromStr, time::Duration};
 
+use serde_json::Value;
 use sqlx::{
     PgPool,
     migrate::{MigrateError, Migrator},
@@ -91,6 +92,16 @@ pub fn unavailable(error: sqlx::Error) -> Error {
         true => Error::unavailable("PostgreSQL is away, or too busy to answer").source(error),
         false => Error::internal(error),
     }
+}
+
+/// Text that PostgreSQL can keep: it takes no NUL.
+pub fn without_nul(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+/// JSON that it can keep as `jsonb`.
+pub fn json_without_nul(value: &Value) -> String {
+    value.to_string().replace("\\u0000", "\\ufffd")
 }
 
 /// What a statement for many rows takes: one list for each column.

@@ -13,7 +13,10 @@ use axum::{
 
 use super::{App, Ready, dialect, edge::Client, params::Params, text};
 use crate::{
-    api::{self, Call, Context, Encoding, IdempotencyKey, Method, Name, Operation, ReplyHeaders, Request as _, Target},
+    api::{
+        self, Call, Context, Encoding, IdempotencyKey, Method, Name, Operation, ReplyHeaders, Request as _, Surface,
+        Target,
+    },
     error::{Code, Error, Result},
     telemetry::Trace,
 };
@@ -145,7 +148,9 @@ async fn understand<O: Operation>(
     if let Some(caller) = &caller {
         caller.may_reach(&names)?;
     }
-    let actor = caller.as_ref().map(|caller| caller.to_string().into());
+    // Only usage has an audit, and ids come by the ten thousands.
+    let audited = caller.as_ref().filter(|_| info.surface == Surface::Usage);
+    let actor = audited.map(|caller| caller.to_string().into());
     let user = caller.as_ref().and_then(|caller| caller.user().map(Arc::from));
     let privileged = caller.is_some_and(|caller| info.privilege.is_some_and(|scope| caller.has(scope, info.surface)));
     let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;

@@ -8,6 +8,7 @@ use sqlx::PgPool;
 use super::{Usage, store::unavailable};
 use crate::{
     api::{Context, Name},
+    database::json_without_nul,
     error::Result,
 };
 
@@ -48,7 +49,7 @@ async fn begin(database: &PgPool, change: &Change<'_>, context: &Context) -> Res
     .bind(context.request_id().as_deref())
     .bind(change.operation)
     .bind(change.tenant.map(Name::as_str))
-    .bind(change.details.to_string().replace("\\u0000", "\\ufffd"))
+    .bind(json_without_nul(&change.details))
     .fetch_one(database)
     .await
 }

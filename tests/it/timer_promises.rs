@@ -163,8 +163,7 @@ async fn a_process_that_dies_while_it_calls_back_is_found_out() {
     let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let deaf_url = format!("http://{}/", deaf.local_addr().unwrap());
     let receiver = Receiver::start().await;
-    let slow = Answering { after: Duration::from_millis(800), ..Answering::status(200) };
-    receiver.answer(vec![slow; 2]);
+    receiver.hold();
     let retry = json!({ "max_attempts": 3, "initial_delay": "10ms" });
     let mut timers = Vec::new();
     for callback in [json!({ "type": "http", "url": deaf_url }), to(&receiver, "x")] {
@@ -178,6 +177,7 @@ async fn a_process_that_dies_while_it_calls_back_is_found_out() {
         until(&http, id, "executing").await;
     }
     doomed.kill();
+    receiver.let_go();
 
     let survivor = deployment.serve_with(hasty).await;
     let http = survivor.http().key(API_KEY);
@@ -278,12 +278,12 @@ async fn overdue_timers_fire_at_the_start_and_a_stop_leaves_nothing_half_done() 
     let first = deployment.serve_with(patient).await;
     let http = first.http().key(API_KEY);
     let receiver = Receiver::start().await;
-    receiver.answer([Answering { after: Duration::from_millis(500), ..Answering::status(200) }]);
+    receiver.hold();
     let slow = set(&http, json!({ "execute_in": "10ms", "callback": to(&receiver, "slow") })).await;
     let due = Utc::now() + TimeDelta::seconds(1);
     let late = set(&http, json!({ "execute_at": due, "callback": to(&receiver, "late") })).await;
     receiver.has(1).await;
-    first.stop().await;
+    tokio::join!(first.stop(), async { receiver.let_go() });
     past(due).await;
     assert_eq!(receiver.received().len(), 1);
     let second = deployment.serve_with(patient).await;
@@ -328,13 +328,14 @@ async fn one_slow_receiver_delays_nobody_else() {
         .await;
     let http = running.http().key(API_KEY);
     let (slow, quick) = (Receiver::start().await, Receiver::start().await);
-    slow.answer(vec![Answering { after: Duration::from_millis(400), ..Answering::status(200) }; 6]);
+    slow.hold();
     let due = Utc::now() + TimeDelta::milliseconds(200);
     let mut timers: Vec<Value> = (0..6).map(|number| numbered(&slow, due, number)).collect();
     timers.extend((0..20).map(|number| numbered(&quick, due + TimeDelta::milliseconds(50), number)));
     set_all(&http, timers).await;
     quick.has(20).await;
     assert!(slow.received().len() <= 2, "{} at once", slow.received().len());
+    slow.let_go();
     slow.has(6).await;
 }
 
@@ -406,7 +407,7 @@ async fn what_is_known_after_all_wins_over_what_was_not() {
         .await;
     let http = running.http().key(API_KEY);
     let receiver = Receiver::start().await;
-    receiver.answer([Answering { after: Duration::from_secs(4), ..Answering::status(200) }]);
+    receiver.hold();
     let timer = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "x") })).await;
     receiver.has(1).await;
     until(&http, &timer["id"], "executing").await;
@@ -415,6 +416,7 @@ async fn what_is_known_after_all_wins_over_what_was_not() {
     expire.execute(&deployment.database().await).await.unwrap();
     let failed = until(&http, &timer["id"], "failed").await;
     assert!(failed["last_error"].as_str().unwrap().starts_with("outcome unknown"), "{failed}");
+    receiver.let_go();
     let done = until(&http, &timer["id"], "completed").await;
     assert_eq!((&done["last_error"], &done["attempts"]), (&Value::Null, &json!(1)));
     let attempts = http.data(&format!("/timers/{}/attempts", timer["id"].as_str().unwrap())).await["attempts"].clone();
@@ -542,6 +544,7 @@ async fn lateness_is_said_and_old_attempts_are_forgotten() {
     let mut process = deployment.spawn_with(&[HASTY, &[("TIDEMARK__TIMERS__ATTEMPTS_KEPT", "1s")]].concat());
     process.prints("timers fire late").await;
     let http = process.http().await.key(API_KEY);
+    process.is_ready().await;
     until(&http, &timer["id"], "completed").await;
     eventually("its attempt is forgotten", async || {
         let path = format!("/timers/{}/attempts", timer["id"].as_str().unwrap());

@@ -108,7 +108,8 @@ async fn a_failing_receiver_makes_a_failed_timer_with_its_reason() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         format!("http://{}/", listener.local_addr().unwrap())
     };
-    let slow = Answering { after: std::time::Duration::from_secs(30), ..Answering::status(200) };
+    let silent = Receiver::start().await;
+    silent.hold();
     for (answer, url, reason) in [
         (Some(Answering::status(500)), None, "HTTP 500"),
         (Some(Answering::status(404)), None, "HTTP 404"),
@@ -121,7 +122,7 @@ async fn a_failing_receiver_makes_a_failed_timer_with_its_reason() {
             None,
             "HTTP 302",
         ),
-        (Some(slow), None, "timeout: no answer within 1s"),
+        (None, Some(&*format!("{}/silent", silent.url)), "timeout: no answer within 1s"),
         (None, Some(closed.as_str()), "connection failed"),
         (None, Some("http://no-such-host.invalid/"), "connection failed"),
     ] {

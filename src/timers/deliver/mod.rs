@@ -35,7 +35,7 @@ impl Report {
 /// Errors that can be kept: PostgreSQL takes no NUL, and nobody reads a megabyte.
 fn kept(error: &str) -> String {
     const LONGEST: usize = 1000;
-    let mut kept = error.replace('\0', "\u{fffd}");
+    let mut kept = crate::database::without_nul(error);
     if let Some((end, _)) = kept.char_indices().nth(LONGEST) {
         kept.truncate(end);
         kept.push('…');

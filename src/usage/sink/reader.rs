@@ -1,6 +1,10 @@
 //! Messages into records.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use bytes::Bytes;
@@ -207,19 +211,20 @@ impl Reader<'_> {
             None => record::read(raw, origin, user, limits.max_record_bytes()),
         };
         let records: Vec<Result<Record>> = raws.iter().map(|raw| read(raw)).collect();
-        let types = &self.sink.types;
-        if records.iter().flatten().any(|record| matches!(types.known(&record.usage_type), Ok(None))) {
-            types.catch_up().await?;
-        }
+        let types = self.types_of(&records).await?;
         let examine = |raw: &RawValue, record: Result<Record>| {
             let record = match record {
                 Ok(record) => record,
                 Err(error) => return Read::Unreadable { idempotency_key: record::idempotency_key(raw), error },
             };
-            let checked = types.known(&record.usage_type).and_then(|of_type| {
-                rules::check(&record, raw, origin.source, came_at, of_type.as_deref(), &limits)?;
-                of_type.ok_or_else(|| Error::internal("a type that is not there was checked"))
-            });
+            let of_type = match types.get(&record.usage_type) {
+                Some(Ok(of_type)) => of_type.clone(),
+                Some(Err(error)) => return Read::Unfit(record, error.share()),
+                None => None,
+            };
+            let checked = rules::check(&record, raw, origin.source, came_at, of_type.as_deref(), &limits);
+            let checked =
+                checked.and_then(|()| of_type.ok_or_else(|| Error::internal("a type that is not there was checked")));
             match checked {
                 Ok(of_type) => Read::Sound(record, of_type),
                 Err(error) => Read::Unfit(record, error),
@@ -233,6 +238,19 @@ impl Reader<'_> {
             read: examine(raw, record),
         };
         Ok(raws.iter().zip(records).enumerate().map(item).collect())
+    }
+
+    /// The types of these records, each looked up once. One that is not known may have been registered a moment ago.
+    async fn types_of(
+        &self,
+        records: &[Result<Record>],
+    ) -> Result<HashMap<String, Result<Option<Arc<Type>>>>, async_nats::Error> {
+        let types = &self.sink.types;
+        let names: HashSet<&str> = records.iter().flatten().map(|record| record.usage_type.as_str()).collect();
+        if names.iter().any(|name| matches!(types.known(name), Ok(None))) {
+            types.catch_up().await?;
+        }
+        Ok(names.into_iter().map(|name| (name.to_owned(), types.known(name))).collect())
     }
 
     /// What is asked for from quarantine: entries of this tenant and source, as of the time that they first came.

@@ -8,7 +8,11 @@ use sqlx::{FromRow, PgConnection, PgPool, QueryBuilder};
 use uuid::Uuid;
 
 use super::column;
-use crate::{api::usage::Reason, usage::identity::Origin};
+use crate::{
+    api::usage::Reason,
+    database::{json_without_nul, without_nul},
+    usage::identity::Origin,
+};
 
 /// A record, or a message that could not be read, on its way into quarantine.
 pub struct Refused<'a> {
@@ -21,13 +25,8 @@ pub struct Refused<'a> {
     pub payload: &'a [u8],
 }
 
-/// Text that PostgreSQL can keep.
-fn kept(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
-}
-
 fn json(details: &Option<Value>) -> Option<String> {
-    details.as_ref().map(|details| details.to_string().replace("\\u0000", "\\ufffd"))
+    details.as_ref().map(json_without_nul)
 }
 
 pub async fn quarantine(connection: &mut PgConnection, refused: &[Refused<'_>]) -> Result<(), sqlx::Error> {
@@ -46,10 +45,10 @@ pub async fn quarantine(connection: &mut PgConnection, refused: &[Refused<'_>]) 
     .bind(column(refused, |one| one.origin.tenant))
     .bind(column(refused, |one| one.origin.source))
     .bind(column(refused, |one| one.received_at))
-    .bind(column(refused, |one| one.user.map(kept)))
-    .bind(column(refused, |one| one.idempotency_key.map(kept)))
+    .bind(column(refused, |one| one.user.map(without_nul)))
+    .bind(column(refused, |one| one.idempotency_key.map(without_nul)))
     .bind(column(refused, |one| one.reason.code.as_str()))
-    .bind(column(refused, |one| kept(&one.reason.message)))
+    .bind(column(refused, |one| without_nul(&one.reason.message)))
     .bind(column(refused, |one| json(&one.reason.details)))
     .bind(column(refused, |one| one.payload))
     .execute(connection)
@@ -78,7 +77,7 @@ pub async fn refuse_again(connection: &mut PgConnection, reasons: &[(Uuid, &Reas
     )
     .bind(column(reasons, |(id, _)| *id))
     .bind(column(reasons, |(_, reason)| reason.code.as_str()))
-    .bind(column(reasons, |(_, reason)| kept(&reason.message)))
+    .bind(column(reasons, |(_, reason)| without_nul(&reason.message)))
     .bind(column(reasons, |(_, reason)| json(&reason.details)))
     .execute(connection)
     .await

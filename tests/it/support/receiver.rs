@@ -40,6 +40,7 @@ pub struct Receiver {
 struct Shared {
     received: watch::Sender<Vec<Received>>,
     answers: Mutex<Vec<Answering>>,
+    held: watch::Sender<bool>,
 }
 
 /// What the receiver does with the next request.
@@ -48,12 +49,11 @@ pub struct Answering {
     pub status: u16,
     pub body: String,
     pub headers: Vec<(&'static str, String)>,
-    pub after: Duration,
 }
 
 impl Answering {
     pub fn status(status: u16) -> Self {
-        Self { status, body: String::new(), headers: Vec::new(), after: Duration::ZERO }
+        Self { status, body: String::new(), headers: Vec::new() }
     }
 }
 
@@ -61,7 +61,12 @@ impl Receiver {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let shared = Arc::new(Shared { received: watch::Sender::new(Vec::new()), answers: Mutex::default() });
+        let shared = Shared {
+            received: watch::Sender::new(Vec::new()),
+            answers: Mutex::default(),
+            held: watch::Sender::new(false),
+        };
+        let shared = Arc::new(shared);
         let routes = Router::new().route("/{*path}", post(receive)).with_state(shared.clone());
         tokio::spawn(async move { axum::serve(listener, routes).await });
         Self { url, shared }
@@ -71,6 +76,15 @@ impl Receiver {
     pub fn answer(&self, answers: impl IntoIterator<Item = Answering>) {
         let mut next = self.shared.answers.lock().unwrap();
         next.extend(answers);
+    }
+
+    /// Takes requests and answers none, until it is let go.
+    pub fn hold(&self) {
+        self.shared.held.send_replace(true);
+    }
+
+    pub fn let_go(&self) {
+        self.shared.held.send_replace(false);
     }
 
     pub fn received(&self) -> Vec<Received> {
@@ -100,7 +114,7 @@ async fn receive(
         if answers.is_empty() { Answering::status(200) } else { answers.remove(0) }
     };
     shared.received.send_modify(|received| received.push(Received { path, headers, body, at }));
-    tokio::time::sleep(answer.after).await;
+    shared.held.subscribe().wait_for(|held| !held).await.unwrap();
     let mut response = (StatusCode::from_u16(answer.status).unwrap(), answer.body).into_response();
     for (name, value) in answer.headers {
         response.headers_mut().insert(HeaderName::from_static(name), value.try_into().unwrap());
