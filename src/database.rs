@@ -49,6 +49,26 @@ pub fn pool(database: &config::Database) -> Result<PgPool, DatabaseError> {
 
 /// The same with so many connections.
 pub fn pool_of(database: &config::Database, connections: u32) -> Result<PgPool, DatabaseError> {
+    Ok(pool_options(connections).connect_lazy_with(connect_options(database)?))
+}
+
+/// For pages out of large tables with many partitions: planned once instead of each time, always along an index, and never
+/// for long.
+pub fn reading_pool(database: &config::Database, connections: u32) -> Result<PgPool, DatabaseError> {
+    const SETTINGS: &str =
+        "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_bitmapscan = off;
+        set enable_sort = off; set statement_timeout = '10s'; set default_transaction_read_only = on";
+    let options = pool_options(connections).after_connect(|connection, _| {
+        Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) })
+    });
+    Ok(options.connect_lazy_with(connect_options(database)?))
+}
+
+fn pool_options(connections: u32) -> PgPoolOptions {
+    PgPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(3))
+}
+
+fn connect_options(database: &config::Database) -> Result<PgConnectOptions, DatabaseError> {
     let options = match &database.url {
         Some(url) => PgConnectOptions::from_str(url.expose()).map_err(DatabaseError::Address)?,
         None => {
@@ -63,10 +83,7 @@ pub fn pool_of(database: &config::Database, connections: u32) -> Result<PgPool, 
             }
         }
     };
-    Ok(PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(Duration::from_secs(3))
-        .connect_lazy_with(options.application_name("tidemark")))
+    Ok(options.application_name("tidemark"))
 }
 
 /// Whether waiting may help: the server is away, going or coming, or two transactions stood in each other's way.
@@ -88,6 +105,10 @@ pub fn is_passing(error: &sqlx::Error) -> bool {
 
 /// An error of the database as callers see it.
 pub fn unavailable(error: sqlx::Error) -> Error {
+    // A statement that was canceled because of its timeout.
+    if matches!(&error, sqlx::Error::Database(error) if error.code().as_deref() == Some("57014")) {
+        return Error::unavailable("PostgreSQL took too long for this: ask for less").source(error);
+    }
     match is_passing(&error) {
         true => Error::unavailable("PostgreSQL is away, or too busy to answer").source(error),
         false => Error::internal(error),

@@ -66,6 +66,8 @@ outcomes! {
 
     /// A usage record, or what is said about usage, is not as it must be.
     ValidationError = "validation_error", 400;
+    /// A cursor that is too old.
+    CursorExpired = "cursor_expired", 410;
     /// A usage record that is older than the grace period.
     GracePeriodExceeded = "grace_period_exceeded", 400;
     /// A published message whose id is not under its own tenant and source.

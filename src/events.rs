@@ -9,6 +9,7 @@ use tokio::{task::unconstrained, time::timeout};
 
 use crate::{
     api::{Encoding, Name},
+    client::Client,
     error::{Error, Result},
     jetstream::round_trip,
 };
@@ -32,6 +33,11 @@ impl Events {
         let published = self.nats.publish(subject, Encoding::Json.encode(fact)?).await;
         published.map_err(|error| unsent(error.into()))?;
         round_trip(&self.nats).await.map_err(unsent)
+    }
+
+    /// What is told of this from now on.
+    pub async fn follow(&self, what: String) -> Result<async_nats::Subscriber> {
+        Client::new(self.nats.clone(), self.prefix.clone()).follow(&what).await
     }
 
     /// Tells a fact, waiting for room in the connection if there are many, but for no answer.

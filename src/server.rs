@@ -298,10 +298,12 @@ impl Server {
                 connections.push(sink_nats.clone());
                 // Sinks hold their connections, and writing must not wait for requests.
                 let sink_database = database::pool_of(&self.config.database, usage::connections(&self.config))?;
+                let reading = database::reading_pool(&self.config.database, usage::READERS)?;
                 let start = || {
                     let parts = usage::Parts {
                         database: self.database.clone(),
                         sink_database: sink_database.clone(),
+                        reading: reading.clone(),
                         nats: nats.clone(),
                         sink_nats: sink_nats.clone(),
                         jetstream: jetstream.clone(),

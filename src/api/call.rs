@@ -52,6 +52,11 @@ impl Context {
     /// The header that names a request, on both transports.
     pub const NAME_HEADER: &str = "X-Request-ID";
 
+    /// Who asks, for the audit. Over NATS it is the server that knows.
+    pub fn actor(&self) -> &str {
+        self.actor.as_deref().unwrap_or("nats")
+    }
+
     /// What the request is remembered by.
     pub fn request_id(&self) -> Option<Arc<str>> {
         let key = || self.idempotency_key.as_ref().map(|key| key.0.clone());

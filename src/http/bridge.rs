@@ -35,6 +35,7 @@ pub fn routes() -> Router<Arc<App>> {
                     Method::Get => MethodFilter::GET,
                     Method::Post => MethodFilter::POST,
                     Method::Put => MethodFilter::PUT,
+                    Method::Patch => MethodFilter::PATCH,
                     Method::Delete => MethodFilter::DELETE,
                 };
                 self.0 = std::mem::take(&mut self.0).route(route.path, on(method, answer::<O>));

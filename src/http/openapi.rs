@@ -106,7 +106,7 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
         fields.get("required").and_then(Value::as_array).is_some_and(|required| required.iter().any(|one| one == name))
     };
     let name_schema = json!({ "type": "string", "pattern": "^[A-Za-z0-9_-]{1,255}$" });
-    let with_body = matches!(route.method, Method::Post | Method::Put);
+    let with_body = matches!(route.method, Method::Post | Method::Put | Method::Patch);
     let mut parameters: Vec<Value> = info
         .target
         .iter()
@@ -213,6 +213,7 @@ fn verb(method: Method) -> &'static str {
         Method::Get => "get",
         Method::Post => "post",
         Method::Put => "put",
+        Method::Patch => "patch",
         Method::Delete => "delete",
     }
 }

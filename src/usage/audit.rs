@@ -45,7 +45,7 @@ async fn begin(database: &PgPool, change: &Change<'_>, context: &Context) -> Res
         "insert into usage_audit (actor, request_id, operation, tenant_id, details)
          values ($1, $2, $3, $4, $5::jsonb) returning id",
     )
-    .bind(context.actor.as_deref().unwrap_or("nats"))
+    .bind(context.actor())
     .bind(context.request_id().as_deref())
     .bind(change.operation)
     .bind(change.tenant.map(Name::as_str))

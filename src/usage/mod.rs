@@ -9,15 +9,22 @@
 //! 3. *Judged and written.* The sink decides on repeats and counters, and writes a batch in one transaction with its own
 //!    position ([`store`]).
 //! 4. *Told.* [`verdicts`] go back to who waits; what was refused waits in [`quarantine`].
+//!
+//! Read it is by event time ([`query`], from a [`cursor`]) or in the order of acceptance ([`feed`]); [`correct`] amends and
+//! withdraws single records.
 
 mod audit;
 mod backlog;
 mod buckets;
+mod correct;
+mod cursor;
+mod feed;
 pub(crate) mod identity;
 mod ingest;
 mod limits;
 mod metadata;
 mod quarantine;
+mod query;
 pub(crate) mod record;
 mod refusals;
 mod rules;
@@ -41,8 +48,9 @@ use crate::{
     api::{
         Name,
         usage::{
-            ChangeUnit, GetLimits, GetMetadata, GetSourceLimits, Ingest, ListQuarantine, ListSources, ListUnits,
-            RegisterSource, RegisterUnit, ReplayQuarantine, SetLimits, SetSourceLimits,
+            AmendRecord, ChangeUnit, DeprecateRecord, GetHistory, GetLimits, GetMetadata, GetRecord, GetSourceLimits,
+            Ingest, ListQuarantine, ListSources, ListUnits, QueryRecords, ReadFeed, RegisterSource, RegisterUnit,
+            ReplayQuarantine, SetLimits, SetSourceLimits,
         },
     },
     clock::Clock,
@@ -55,6 +63,7 @@ use crate::{
 };
 use backlog::Backlog;
 use buckets::Buckets;
+use cursor::Cursors;
 use limits::LimitTable;
 use refusals::Refusals;
 use sink::Sink;
@@ -65,6 +74,10 @@ use verdicts::Verdicts;
 /// Answers the operations on usage.
 pub struct Usage {
     database: PgPool,
+    /// For pages alone: whoever reads much must not keep others from writing.
+    reading: PgPool,
+    cursors: Cursors,
+    shards: u16,
     nats: async_nats::Client,
     registry: Registry,
     types: Arc<Types>,
@@ -84,6 +97,8 @@ pub struct Parts {
     pub database: PgPool,
     /// For the sinks alone: what they hold is held.
     pub sink_database: PgPool,
+    /// For pages.
+    pub reading: PgPool,
     pub nats: async_nats::Client,
     pub sink_nats: async_nats::Client,
     pub jetstream: async_nats::jetstream::Context,
@@ -97,6 +112,9 @@ pub fn connections(config: &Config) -> u32 {
     u32::from(config.usage.shards) + 4
 }
 
+/// The connections for pages. As many queries run at once, whatever is asked.
+pub const READERS: u32 = 4;
+
 /// Sinks while they write.
 pub struct Running {
     stop: CancellationToken,
@@ -106,7 +124,7 @@ pub struct Running {
 impl Usage {
     /// Begins to write what comes, and to take requests.
     pub async fn start(parts: Parts, config: &Config, stop: CancellationToken) -> Result<(Arc<Self>, Running)> {
-        let Parts { database, sink_database, nats, sink_nats, jetstream, registry, events, clock } = parts;
+        let Parts { database, sink_database, reading, nats, sink_nats, jetstream, registry, events, clock } = parts;
         let (prefix, usage) = (&config.nats.prefix, &config.usage);
         let subject = usage.subject.clone();
         let (stop, tracker) = (stop.child_token(), TaskTracker::new());
@@ -133,12 +151,16 @@ impl Usage {
             types: types.clone(),
             limits: limits.clone(),
             verdicts: verdicts.clone(),
+            events: events.clone(),
         });
         sink.start(usage.shards, &tracker, &stop);
         let buckets = Bucket::new(jetstream, format!("{prefix}_usage_limits"));
         let buckets = Buckets::new(buckets, events.clone(), clock.clone());
         let usage = Self {
             database,
+            reading,
+            cursors: Cursors::default(),
+            shards: usage.shards,
             nats,
             registry,
             types,
@@ -156,6 +178,12 @@ impl Usage {
 
     pub fn host(self: &Arc<Self>, hosted: &mut Hosted) {
         hosted.add::<Ingest>(self);
+        hosted.add::<QueryRecords>(self);
+        hosted.add::<ReadFeed>(self);
+        hosted.add::<GetRecord>(self);
+        hosted.add::<GetHistory>(self);
+        hosted.add::<AmendRecord>(self);
+        hosted.add::<DeprecateRecord>(self);
         hosted.add::<ListQuarantine>(self);
         hosted.add::<ReplayQuarantine>(self);
         hosted.add::<GetMetadata>(self);

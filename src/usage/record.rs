@@ -152,11 +152,7 @@ pub fn read(raw: &RawValue, origin: Origin<'_>, user: Option<&str>, most_bytes: 
     let metadata = wire.metadata.as_ref().map(metadata).transpose()?;
     let user_id = match (wire.user_id, user) {
         (Some(named), Some(user)) if named != user => {
-            return Err(Error::new(
-                Code::AttributionNotAuthorized,
-                "user_id: the sender may attribute usage to its own user only",
-            )
-            .about("user_id"));
+            return Err(foreign_user());
         }
         (named, user) => named.or_else(|| user.map(str::to_owned)),
     };
@@ -183,6 +179,12 @@ pub fn read(raw: &RawValue, origin: Origin<'_>, user: Option<&str>, most_bytes: 
         metadata,
         body_hash: body_hash[..16].try_into().expect("half of a hash"),
     })
+}
+
+/// A sender that is bound to a user named another.
+pub fn foreign_user() -> Error {
+    let problem = "user_id: the sender may attribute usage to its own user only";
+    Error::new(Code::AttributionNotAuthorized, problem).about("user_id")
 }
 
 /// The key of a record that may be bad otherwise.
@@ -217,7 +219,7 @@ fn fault(raw: &RawValue) -> Error {
     }
 }
 
-fn check_name(field: &str, text: Option<&String>) -> Result<()> {
+pub fn check_name(field: &str, text: Option<&String>) -> Result<()> {
     let Some(text) = text else { return Ok(()) };
     if !(1..=MOST_CHARACTERS).contains(&text.chars().count()) {
         return Err(invalid_field(field, format_args!("must have 1 to {MOST_CHARACTERS} characters")));
@@ -226,6 +228,19 @@ fn check_name(field: &str, text: Option<&String>) -> Result<()> {
         return Err(invalid_field(field, "must not contain NUL"));
     }
     Ok(())
+}
+
+/// A number that has been parsed before: what may have lost digits on the way must come as text.
+pub fn value(value: &Value) -> Result<Decimal> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    const DIGITS: usize = 15;
+    let digits = |text: &str| text.bytes().take_while(|byte| *byte != b'e').filter(u8::is_ascii_digit).count();
+    match value.as_f64() {
+        Some(number) if value.is_f64() && (number.abs() >= EXACT || digits(&value.to_string()) > DIGITS + 1) => {
+            Err(invalid_field("value", "has too many digits for a number: give it as text"))
+        }
+        _ => decimal(&value.to_string()),
+    }
 }
 
 /// A number exactly as it is written, or nothing.
@@ -284,7 +299,7 @@ fn lineage(names: &Vec<String>) -> Result<String> {
 }
 
 /// The same text for the same object, whatever order it came in.
-fn metadata(value: &Value) -> Result<String> {
+pub fn metadata(value: &Value) -> Result<String> {
     if !value.is_object() {
         return Err(invalid_field("metadata", "must be an object"));
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
+use rust_decimal::Decimal;
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
@@ -24,10 +25,11 @@ pub fn check(
     of_type: Option<&Type>,
     limits: &Nested,
 ) -> Result<()> {
-    let Some(Type { unit, schema }) = of_type else {
+    let Some(of_type) = of_type else {
         let message = format!("usage_type: no unit {:?} is registered", record.usage_type);
         return Err(Error::new(Code::TypeNotFound, message).about("usage_type"));
     };
+    let unit = &of_type.unit;
     if !unit.allowed_sources.iter().any(|allowed| allowed == source) {
         let message = format!("source {source} may not send {}", unit.name);
         return Err(Error::new(Code::SourceNotAuthorized, message));
@@ -38,21 +40,34 @@ pub fn check(
         let problem = format_args!("{} is a {}", unit.name, unit.metric_kind.as_str());
         return Err(invalid_field("metric_kind", problem));
     }
-    if let Some(schema) = schema {
+    if of_type.schema.is_some() {
         let value: Value = serde_json::from_str(raw.get()).map_err(|error| invalid(error.to_string()))?;
-        if let Err(error) = schema.validate(&value) {
-            let place = error.instance_path().to_string();
-            let message = format!("the schema of {} is not met at {:?}: {error}", unit.name, place);
-            return Err(invalid(message).details(json!({ "path": place })));
-        }
+        check_schema(of_type, &value)?;
     }
     check_time(record, came_at, unit.grace_period.unwrap_or(limits.grace_period), true)?;
     check_time(record, came_at, unit.future_tolerance.unwrap_or(limits.future_tolerance), false)?;
-    if unit.metric_kind == MetricKind::Counter && record.value.is_sign_negative() {
-        let problem = "value: a counter is never negative";
-        return Err(Error::new(Code::CounterViolation, problem).about("value"));
+    match unit.metric_kind {
+        MetricKind::Counter => check_reading(record.value),
+        MetricKind::Gauge => Ok(()),
     }
-    Ok(())
+}
+
+/// Whether a record as it was sent is as its unit wants it.
+pub fn check_schema(of_type: &Type, sent: &Value) -> Result<()> {
+    let Some(schema) = &of_type.schema else { return Ok(()) };
+    schema.validate(sent).map_err(|error| {
+        let place = error.instance_path().to_string();
+        let message = format!("the schema of {} is not met at {:?}: {error}", of_type.unit.name, place);
+        invalid(message).details(json!({ "path": place }))
+    })
+}
+
+/// Whether it can be a counter's.
+pub fn check_reading(value: Decimal) -> Result<()> {
+    match value.is_sign_negative() {
+        true => Err(Error::new(Code::CounterViolation, "value: a counter is never negative").about("value")),
+        false => Ok(()),
+    }
 }
 
 /// Against the time at which the stream had it: nobody is late because we were away.

@@ -3,12 +3,17 @@
 //! A record's tenant and source are proven, never named: by the subject over NATS, by the API key over HTTP. Besides these
 //! requests, anything published to `usage.<tenant>.<source>` is taken in the same way.
 
+mod ledger;
 mod limits;
 mod metadata;
 mod quarantine;
 mod record;
 mod units;
 
+pub use ledger::{
+    Amendment, Deprecation, FeedPage, FeedRequest, History, LedgerRecord, MOST_DAYS, MOST_OF_A_PAGE, MOST_OF_THE_FEED,
+    PAGE, RecordChange, RecordId, RecordPage, RecordQuery, Status,
+};
 pub use limits::{EffectiveLimits, LimitOverrides, Limits};
 pub use metadata::{Metadata, MetadataRequest, Minute, StorageHealth};
 pub use quarantine::{LISTED, MOST_LISTED, Quarantine, QuarantineFilter, Quarantined, Replay, Replayed};
@@ -40,6 +45,60 @@ operations! {
         success: 200,
         deferred: 202,
         routes: [Post "/api/uc/v1/usage/records"],
+    }
+
+    /// The tenant's records by event time, a page at a time.
+    ///
+    /// The order is stable, by event time and id. A cursor holds for two days and goes with the filters that it was made
+    /// for. A record that comes late may lie before a cursor: who must see every record reads the feed.
+    query_records = QueryRecords(tenant): RecordQuery => RecordPage {
+        verb: "query",
+        scope: Usage,
+        success: 200,
+        routes: [Get "/api/uc/v1/usage/records"],
+    }
+
+    /// The tenant's records in the order in which they were accepted, from a position; corrections come again.
+    ///
+    /// Nothing is ever committed behind a position, however late it comes. The watermark says until when everything has
+    /// been seen. With `wait` an answer that would be empty is held back until there is something new.
+    read_feed = ReadFeed(tenant): FeedRequest => FeedPage {
+        verb: "feed",
+        scope: Usage,
+        success: 200,
+        routes: [Get "/api/uc/v1/usage/records/feed"],
+    }
+
+    /// One record, as it is now.
+    get_record = GetRecord(tenant): RecordId => LedgerRecord {
+        verb: "record",
+        scope: Usage,
+        success: 200,
+        routes: [Get "/api/uc/v1/usage/records/{id}"],
+    }
+
+    /// All revisions of a record, and who changed it and why.
+    record_history = GetHistory(tenant): RecordId => History {
+        verb: "history",
+        scope: Usage,
+        success: 200,
+        routes: [Get "/api/uc/v1/usage/records/{id}/history"],
+    }
+
+    /// Amends a record: the next revision takes its place, and the one before stays on record as deprecated.
+    amend_record = AmendRecord(tenant): Amendment => LedgerRecord {
+        verb: "amend",
+        scope: Usage,
+        success: 200,
+        routes: [Patch "/api/uc/v1/usage/records/{id}"],
+    }
+
+    /// Withdraws a record. It stays on record as deprecated.
+    deprecate_record = DeprecateRecord(tenant): Deprecation => LedgerRecord {
+        verb: "deprecate",
+        scope: Usage,
+        success: 200,
+        routes: [Post "/api/uc/v1/usage/records/{id}/deprecate"],
     }
 
     /// What was refused, newest first, with the reasons.

@@ -141,22 +141,7 @@ impl<'a> Judge<'a> {
                 around.after = Some(around.after.map_or(*value, |after| after.min(*value)));
             }
         }
-        let below = around.before.is_some_and(|before| value < before);
-        let above = around.after.is_some_and(|after| value > after);
-        if !below && !above {
-            return None;
-        }
-        let text = |value: Option<Decimal>| value.map(|value| value.to_string());
-        let problem = match (below, around) {
-            (true, Neighbours { before: Some(before), .. }) => format!("{value} is less than {before} before it"),
-            (_, Neighbours { after, .. }) => {
-                format!("{value} is more than {} after it", text(after).unwrap_or_default())
-            }
-        };
-        let message = format!("value: a counter does not go down: {problem}");
-        Some(Error::new(Code::CounterViolation, message).details(json!({
-            "field": "value", "before": text(around.before), "after": text(around.after),
-        })))
+        around.violation(value)
     }
 }
 

@@ -24,6 +24,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    feed,
     limits::LimitTable,
     store::{position, shards, take_shard},
     types::Types,
@@ -33,6 +34,7 @@ use crate::{
     api::Name,
     database::is_about_data,
     error::{Code, Error, chain},
+    events::Events,
 };
 use incoming::Incoming;
 use reader::{Reader, Received};
@@ -90,6 +92,7 @@ pub struct Sink {
     pub types: Arc<Types>,
     pub limits: LimitTable,
     pub verdicts: Arc<Verdicts>,
+    pub events: Events,
 }
 
 /// Why a shard begins again.
@@ -327,6 +330,9 @@ impl Sink {
                 let code = rejection.reason.code.as_str();
                 metrics::counter!("tidemark_usage_rejected_total", "code" => code).increment(1);
             }
+        }
+        for tenant in batch.fed() {
+            feed::tell(&self.events, tenant).await;
         }
         for (origin, entry) in batch.refused() {
             // Nobody can listen where the name is none.

@@ -8,9 +8,10 @@ use std::{
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use bytes::Bytes;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use futures::StreamExt;
-use serde_json::value::RawValue;
+use serde::Deserialize;
+use serde_json::{json, value::RawValue};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::timeout,
@@ -36,6 +37,22 @@ const BYTES_AHEAD: usize = 8 << 20;
 
 /// How long nothing may come before it is made sure that nothing was lost on the way.
 const QUIET: Duration = Duration::from_secs(2);
+
+/// By how much the server's clock may be ahead of what it says of its messages.
+const MARGIN: TimeDelta = TimeDelta::milliseconds(100);
+
+/// What the server says of a consumer.
+#[derive(Deserialize)]
+struct State {
+    delivered: Delivered,
+    num_pending: u64,
+    ts: DateTime<Utc>,
+}
+
+#[derive(Deserialize)]
+struct Delivered {
+    consumer_seq: u64,
+}
 
 pub struct Reader<'a> {
     pub sink: &'a Sink,
@@ -108,7 +125,7 @@ impl Reader<'_> {
     pub async fn read(self, position: i64, batches: mpsc::Sender<Received>) -> Result<(), async_nats::Error> {
         let mut last = position as u64;
         let stream = self.sink.jetstream.get_stream(&self.sink.stream).await?;
-        let mut consumer = stream
+        let consumer = stream
             .create_consumer(pull::Config {
                 deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: last + 1 },
                 filter_subject: self.sink.subjects(self.shard),
@@ -126,8 +143,12 @@ impl Reader<'_> {
         loop {
             let Ok(message) = timeout(QUIET, messages.next()).await else {
                 // What was on the wire when a connection broke counts as delivered, and nobody sends it again.
-                if consumer.info().await?.delivered.consumer_sequence != delivered {
+                let state = self.state(&consumer.cached_info().name).await?;
+                if state.delivered.consumer_seq != delivered {
                     return Err("messages were lost on the way".into());
+                }
+                if state.num_pending == 0 && batches.send(self.nothing_until(last, state.ts - MARGIN)).await.is_err() {
+                    return Ok(());
                 }
                 continue;
             };
@@ -145,6 +166,26 @@ impl Reader<'_> {
             if batches.send(received).await.is_err() {
                 return Ok(());
             }
+        }
+    }
+
+    /// How far the server has got with us, by its own clock, which is also that of the messages.
+    async fn state(&self, consumer: &str) -> Result<State, async_nats::Error> {
+        let subject = format!("CONSUMER.INFO.{}.{consumer}", self.sink.stream);
+        Ok(self.sink.jetstream.request(subject, &json!({})).await?)
+    }
+
+    /// Nothing came until then: that too is worth writing down, for those who read the feed.
+    fn nothing_until(&self, last: u64, at: DateTime<Utc>) -> Received {
+        Received {
+            sequence: last as i64,
+            at,
+            tenant: String::new(),
+            source: String::new(),
+            user: None,
+            verdict: None,
+            items: Vec::new(),
+            _room: None,
         }
     }
 

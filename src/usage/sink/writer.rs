@@ -1,6 +1,6 @@
 //! A batch into the ledger, in one transaction.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use serde::Serialize;
 use sqlx::{Acquire, PgConnection};
@@ -16,7 +16,7 @@ use crate::{
     usage::{
         identity::Origin,
         record,
-        store::{self, Count, Head, MinuteKey, NewRow, Refused, Tally, TallyKey},
+        store::{self, Count, Head, Lane, MinuteKey, NewRow, Refused, Tally, TallyKey},
         verdicts::Verdict,
     },
 };
@@ -108,6 +108,23 @@ impl Batch {
         })
     }
 
+    fn accepted(&self) -> impl Iterator<Item = (&Received, &Item)> {
+        let accepted = self.each().filter(|(_, _, outcome)| matches!(outcome, Outcome::Accepted));
+        accepted.map(|(message, item, _)| (message, item))
+    }
+
+    /// What the feed tells of it.
+    fn entries(&self) -> Vec<store::Entry<'_>> {
+        let id = |item: &Item| item.read.record().map(|record| record.id);
+        let accepted = self.accepted().filter_map(|(message, item)| Some((message.tenant.as_str(), id(item)?)));
+        accepted.map(|(tenant, id)| store::Entry { tenant, id, revision: 1 }).collect()
+    }
+
+    /// The tenants of whom something was accepted.
+    pub fn fed(&self) -> BTreeSet<&str> {
+        self.accepted().map(|(message, _)| message.tenant.as_str()).collect()
+    }
+
     /// What was refused.
     pub fn refused(&self) -> impl Iterator<Item = (Origin<'_>, Entry<'_>)> {
         self.each().filter_map(|(message, item, outcome)| match outcome {
@@ -128,16 +145,19 @@ impl Batch {
 impl Writer {
     /// Writes a batch, and moves on. Either everything is written or nothing.
     pub async fn write(&mut self, connection: &mut PgConnection, batch: &mut Batch) -> Result<(), WriteError> {
-        let Some(to) = batch.messages.last().map(|message| message.sequence) else { return Ok(()) };
+        let Some((to, until)) = batch.messages.last().map(|message| (message.sequence, message.at)) else {
+            return Ok(());
+        };
         let mut transaction = connection.begin().await?;
         // First, so that a second writer waits here, and finds that he is second.
-        let moved = store::move_position(&mut transaction, self.shard, &self.stream_created, self.position, to);
+        let moved = store::move_position(&mut transaction, self.shard, &self.stream_created, self.position, to, until);
         if !moved.await? {
             return Err(WriteError::Fenced);
         }
         batch.decisions = decide(&mut transaction, batch).await?;
         keep_account(&mut transaction, batch).await?;
         keep_refused(&mut transaction, batch).await?;
+        store::append_feed(&mut transaction, Lane::Live, until, &batch.entries()).await?;
         transaction.commit().await?;
         self.position = to;
         Ok(())

@@ -55,3 +55,28 @@ pub async fn move_heads(
     .await
     .map(drop)
 }
+
+/// Sets heads to what the ledger has, after a change of readings that were there. They must be held.
+pub async fn mend_heads(connection: &mut PgConnection, series: &[Uuid]) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "insert into counter_heads (series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value)
+         select latest.* from unnest($1::uuid[]) as changed (series) cross join lateral (
+             select record.series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value
+             from usage_records record where record.series = changed.series and status = 'active'
+             order by event_timestamp desc, value desc limit 1
+         ) as latest order by latest.series
+         on conflict (series) do update set event_timestamp = excluded.event_timestamp, value = excluded.value",
+    )
+    .bind(series)
+    .execute(&mut *connection)
+    .await?;
+    sqlx::query(
+        "delete from counter_heads head using unnest($1::uuid[]) as changed (series) where head.series = changed.series
+         and not exists (
+             select from usage_records record where record.series = changed.series and status = 'active')",
+    )
+    .bind(series)
+    .execute(connection)
+    .await
+    .map(drop)
+}

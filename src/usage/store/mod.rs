@@ -1,6 +1,9 @@
 //! The ledger's tables: every statement that touches them, each for many rows at once.
 
+mod corrections;
+mod feed;
 mod heads;
+mod ledger;
 mod minutes;
 mod partitions;
 mod quarantine;
@@ -8,7 +11,10 @@ mod records;
 mod shards;
 mod tallies;
 
-pub use heads::{Head, heads, move_heads};
+pub use corrections::{NewChange, Next, deprecate, hold_record, note_change, revise};
+pub use feed::{Entry, FeedHeads, Lane, Told, append_feed, feed_heads, read_feed};
+pub use heads::{Head, heads, mend_heads, move_heads};
+pub use ledger::{Place, Row, Selection, changes, cursor_secret, page, versions};
 pub use minutes::{Count, MinuteKey, add_minutes, forget_minutes, minutes};
 pub use partitions::extend_partitions;
 pub use quarantine::{

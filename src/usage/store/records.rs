@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
 use rust_decimal::Decimal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sqlx::{FromRow, PgConnection};
 use uuid::Uuid;
 
 use super::column;
 use crate::{
     api::usage::MetricKind,
+    error::{Code, Error},
     usage::{identity::Origin, record::Record},
 };
 
@@ -134,6 +135,22 @@ pub async fn stored(connection: &mut PgConnection, ids: &[Uuid]) -> Result<HashM
 pub struct Neighbours {
     pub before: Option<Decimal>,
     pub after: Option<Decimal>,
+}
+
+impl Neighbours {
+    /// Why a reading does not lie between them.
+    pub fn violation(&self, value: Decimal) -> Option<Error> {
+        let problem = match (self.before, self.after) {
+            (Some(before), _) if value < before => format!("{value} is less than {before} before it"),
+            (_, Some(after)) if value > after => format!("{value} is more than {after} after it"),
+            _ => return None,
+        };
+        let text = |value: Option<Decimal>| value.map(|value| value.to_string());
+        let message = format!("value: a counter does not go down: {problem}");
+        Some(Error::new(Code::CounterViolation, message).details(json!({
+            "field": "value", "before": text(self.before), "after": text(self.after),
+        })))
+    }
 }
 
 /// The neighbours of each of these moments in its series.

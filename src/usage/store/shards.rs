@@ -1,5 +1,6 @@
 //! How far each shard has been written down, and who writes it.
 
+use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 
 /// Locks of shards among the database's advisory locks.
@@ -54,11 +55,13 @@ pub async fn move_position(
     stream_created: &str,
     from: i64,
     to: i64,
+    judged_until: DateTime<Utc>,
 ) -> Result<bool, sqlx::Error> {
     let moved = sqlx::query(
-        "update usage_shards set position = $4, updated_at = now()
+        "update usage_shards set position = $4, judged_until = greatest(judged_until, $5), updated_at = now()
          where shard = $1 and stream_created = $2 and position = $3",
     );
-    let moved = moved.bind(shard).bind(stream_created).bind(from).bind(to).execute(connection).await?;
+    let moved =
+        moved.bind(shard).bind(stream_created).bind(from).bind(to).bind(judged_until).execute(connection).await?;
     Ok(moved.rows_affected() == 1)
 }

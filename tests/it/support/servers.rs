@@ -11,7 +11,7 @@ use tokio::sync::OnceCell;
 use super::Deployment;
 
 /// Accounts of the shared nats-server; one test takes one.
-const ACCOUNTS: usize = 260;
+const ACCOUNTS: usize = 340;
 
 /// One nats-server and one PostgreSQL.
 pub struct Servers {

@@ -1,0 +1,164 @@
+//! The feed: records in the order in which they were accepted, from a position.
+//!
+//! A page by event time silently misses a record that comes late. The feed does not: each lane's head is held by whoever
+//! moves it until he has committed, so whoever has read up to a head has read all that will ever be before it. The live lane is
+//! read before the corrections that were there at the same moment, so no correction comes before its record.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use futures::StreamExt;
+use serde_json::json;
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Usage,
+    query::{fitting, within},
+    record::invalid_field,
+    store::{self, FeedHeads, Lane, Told, unavailable},
+};
+use crate::{
+    api::{
+        Call, Handle,
+        usage::{FeedPage, FeedRequest, MOST_OF_THE_FEED, PAGE, ReadFeed},
+    },
+    error::Result,
+    events::Events,
+};
+
+/// How long an answer may be held back.
+const MOST_WAIT: f64 = 30.0;
+
+/// Whoever waits looks again after this, should the news have been lost.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// News for those who wait: `tm.event.usage.fed.<tenant>`.
+pub async fn tell(events: &Events, tenant: &str) {
+    events.send(format!("usage.fed.{tenant}"), &json!({ "tenant": tenant })).await;
+}
+
+/// How far a reader has come in both lanes.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Position {
+    live: i64,
+    corrections: i64,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.live, self.corrections)
+    }
+}
+
+impl FromStr for Position {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => text.parse::<i64>().map_err(drop),
+            false => Err(()),
+        };
+        let (live, corrections) = text.split_once('-').ok_or(())?;
+        Ok(Self { live: number(live)?, corrections: number(corrections)? })
+    }
+}
+
+impl Handle<ReadFeed> for Usage {
+    async fn handle(&self, call: Call<ReadFeed>) -> Result<FeedPage> {
+        let (tenant, request) = (call.target.as_str(), &call.request);
+        let limit = within("limit", request.limit, PAGE, MOST_OF_THE_FEED)?;
+        let from = position(request)?;
+        let wait = request.wait.unwrap_or(0.0);
+        if !(0.0..=MOST_WAIT).contains(&wait) {
+            return Err(invalid_field("wait", format_args!("must lie between 0 and {MOST_WAIT} seconds")));
+        }
+        let page = self.feed(tenant, from, limit).await?;
+        if !page.records.is_empty() || wait == 0.0 {
+            return Ok(page);
+        }
+        self.feed_later(tenant, from, limit, Instant::now() + Duration::from_secs_f64(wait)).await
+    }
+}
+
+fn position(request: &FeedRequest) -> Result<Position> {
+    match request.position.as_deref() {
+        None | Some("") => Ok(Position::default()),
+        Some(text) => text.parse().map_err(|()| invalid_field("position", "must be the next_position of a page")),
+    }
+}
+
+impl Usage {
+    /// Waits for something new.
+    async fn feed_later(&self, tenant: &str, from: Position, limit: usize, deadline: Instant) -> Result<FeedPage> {
+        let news = self.events.follow(format!("usage.fed.{tenant}")).await;
+        let mut news = news?;
+        loop {
+            // Also right after listening has begun.
+            let page = self.feed(tenant, from, limit).await?;
+            if !page.records.is_empty() || Instant::now() >= deadline {
+                return Ok(page);
+            }
+            timeout_at(deadline.min(Instant::now() + LOOK_AGAIN), news.next()).await.ok();
+        }
+    }
+
+    async fn feed(&self, tenant: &str, from: Position, limit: usize) -> Result<FeedPage> {
+        let heads = store::feed_heads(&self.reading, tenant, self.shards).await.map_err(unavailable)?;
+        if from.live > heads.live || from.corrections > heads.corrections {
+            let problem = "is ahead of the ledger: it belongs to another tenant, or the ledger was put back";
+            return Err(invalid_field("position", problem));
+        }
+        let mut reading = Reading { position: from, watermark: None, records: Vec::new(), bytes: self.most_bytes() };
+        self.read_lane(tenant, Lane::Live, heads, limit, &mut reading).await?;
+        if reading.position.live == heads.live {
+            self.read_lane(tenant, Lane::Corrections, heads, limit, &mut reading).await?;
+        }
+        if (reading.position.live, reading.position.corrections) == (heads.live, heads.corrections) {
+            reading.watermark = heads.judged_until;
+        }
+        let Reading { position, watermark, records, .. } = reading;
+        let records = records.into_iter().map(|told: Told| told.row.record()).collect::<Result<_>>()?;
+        Ok(FeedPage { records, next_position: position.to_string(), watermark })
+    }
+
+    /// Reads on in one lane, as far as there is room.
+    async fn read_lane(
+        &self,
+        tenant: &str,
+        lane: Lane,
+        heads: FeedHeads,
+        limit: usize,
+        reading: &mut Reading,
+    ) -> Result<()> {
+        let (position, head) = match lane {
+            Lane::Live => (&mut reading.position.live, heads.live),
+            Lane::Corrections => (&mut reading.position.corrections, heads.corrections),
+        };
+        let up_to = head.min(*position + (limit - reading.records.len()) as i64);
+        if up_to == *position {
+            return Ok(());
+        }
+        let mut told = store::read_feed(&self.reading, tenant, lane, *position, up_to).await.map_err(unavailable)?;
+        let fitting = if reading.bytes == 0 { 0 } else { fitting(told.iter().map(|told| &told.row), reading.bytes) };
+        // What is not kept any more is passed over.
+        *position = match told.get(fitting) {
+            Some(next) => next.position - 1,
+            None => up_to,
+        };
+        told.truncate(fitting);
+        reading.bytes = reading.bytes.saturating_sub(told.iter().map(|told| told.row.size()).sum());
+        if lane == Lane::Live {
+            reading.watermark = told.iter().rev().find_map(|told| told.until);
+        }
+        reading.records.extend(told);
+        Ok(())
+    }
+}
+
+/// A page while it is read.
+struct Reading {
+    position: Position,
+    watermark: Option<chrono::DateTime<chrono::Utc>>,
+    records: Vec<Told>,
+    /// What is left of a message.
+    bytes: usize,
+}

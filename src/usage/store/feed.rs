@@ -1,0 +1,144 @@
+//! The feed: what was written of a tenant, in the order in which it was committed.
+
+use chrono::{DateTime, Utc};
+use sqlx::{FromRow, PgConnection, PgPool};
+use uuid::Uuid;
+
+use super::{
+    column,
+    ledger::{Row, columns},
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// What the sink accepts.
+    Live,
+    /// What is changed afterwards.
+    Corrections,
+}
+
+impl Lane {
+    fn as_str(self) -> &'static str {
+        match self {
+            Lane::Live => "live",
+            Lane::Corrections => "corrections",
+        }
+    }
+}
+
+/// One thing that is told by the feed.
+pub struct Entry<'a> {
+    pub tenant: &'a str,
+    pub id: Uuid,
+    pub revision: i32,
+}
+
+/// Adds to the feed, in this order. The heads are held until the transaction ends, so this comes last in it.
+pub async fn append_feed(
+    connection: &mut PgConnection,
+    lane: Lane,
+    until: DateTime<Utc>,
+    entries: &[Entry<'_>],
+) -> Result<(), sqlx::Error> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let amended = entries.iter().any(|entry| entry.revision != 1);
+    sqlx::query(
+        "with entries as (
+             select tenant, count(*) as records, array_agg(id order by nth) as ids,
+                 array_agg(revision order by nth) as revisions
+             from unnest($1::text[], $2::uuid[], $3::integer[]) with ordinality as entry (tenant, id, revision, nth)
+             group by tenant
+         ), moved as (
+             insert into usage_feed_heads as known (tenant_id, lane, position)
+             select tenant, $4, records from entries order by tenant
+             on conflict (tenant_id, lane) do update set position = known.position + excluded.position
+             returning tenant_id, position
+         )
+         insert into usage_feed (tenant_id, lane, position, ids, revisions, until)
+         select tenant_id, $4, position, ids, case when $5 then revisions end, $6
+         from moved join entries on tenant = tenant_id",
+    )
+    .bind(column(entries, |entry| entry.tenant))
+    .bind(column(entries, |entry| entry.id))
+    .bind(column(entries, |entry| entry.revision))
+    .bind(lane.as_str())
+    .bind(amended)
+    .bind(until)
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
+/// How far a tenant's feed has come, in one moment.
+#[derive(Debug, Clone, Copy, PartialEq, FromRow)]
+pub struct FeedHeads {
+    pub live: i64,
+    pub corrections: i64,
+    /// All that the stream had until then is judged. None while a shard has never been read.
+    pub judged_until: Option<DateTime<Utc>>,
+}
+
+pub async fn feed_heads(database: &PgPool, tenant: &str, shards: u16) -> Result<FeedHeads, sqlx::Error> {
+    // A tenant's shard depends on how many there are, and there may have been others: the slowest counts. What could not
+    // be rewritten into a shard is nobody's.
+    sqlx::query_as(
+        "select coalesce(max(position) filter (where lane = 'live'), 0) as live,
+             coalesce(max(position) filter (where lane = 'corrections'), 0) as corrections,
+             (select min(judged_until) from usage_shards where shard >= 0
+              having count(judged_until) = count(*) and count(*) >= $2) as judged_until
+         from usage_feed_heads where tenant_id = $1",
+    )
+    .bind(tenant)
+    .bind(i64::from(shards))
+    .fetch_one(database)
+    .await
+}
+
+/// One entry of the feed.
+#[derive(Debug, FromRow)]
+pub struct Told {
+    pub position: i64,
+    /// Of the last entry of a transaction.
+    pub until: Option<DateTime<Utc>>,
+    /// None if it is not kept any more.
+    #[sqlx(flatten)]
+    pub row: Row,
+}
+
+/// The entries after one position, up to another.
+pub async fn read_feed(
+    database: &PgPool,
+    tenant: &str,
+    lane: Lane,
+    after: i64,
+    up_to: i64,
+) -> Result<Vec<Told>, sqlx::Error> {
+    // The first transaction that reaches the end is the last that is needed.
+    sqlx::query_as(concat!(
+        "select entry.position, entry.until, found.*
+         from (
+             select position - cardinality(ids) + nth as position, id, revision,
+                 case when nth = cardinality(ids) then until end as until
+             from usage_feed cross join lateral
+                 unnest(ids, coalesce(revisions, array_fill(1, array[cardinality(ids)])))
+                     with ordinality as each (id, revision, nth)
+             where tenant_id = $1 and lane = $2 and position > $3 and position <= (
+                 select position from usage_feed where tenant_id = $1 and lane = $2 and position >= $4
+                 order by position limit 1)
+         ) as entry
+         cross join lateral (
+             select ",
+        columns!(),
+        " from usage_records record where record.id = entry.id and record.revision = entry.revision
+         ) as found
+         where entry.position > $3 and entry.position <= $4 order by entry.position"
+    ))
+    .bind(tenant)
+    .bind(lane.as_str())
+    .bind(after)
+    .bind(up_to)
+    .fetch_all(database)
+    .await
+}
