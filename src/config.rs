@@ -185,6 +185,9 @@ pub struct Usage {
     pub quarantine_kept: Duration,
     #[serde(with = "humantime_serde")]
     pub reconciliation_kept: Duration,
+    pub backfill_rate: u32,
+    #[serde(with = "humantime_serde")]
+    pub backfill_lease: Duration,
     pub limits: UsageLimits,
 }
 
@@ -340,6 +343,7 @@ impl Config {
             ("timers.attempts_kept", self.timers.attempts_kept),
             ("usage.quarantine_kept", self.usage.quarantine_kept),
             ("usage.reconciliation_kept", self.usage.reconciliation_kept),
+            ("usage.backfill_lease", self.usage.backfill_lease),
         ] {
             if duration < Duration::from_secs(1) {
                 return refuse(key, format!("must be 1s at least, is {duration:?}"));
@@ -359,6 +363,7 @@ impl Config {
             ("usage.future_tolerance", self.usage.future_tolerance),
             ("usage.quarantine_kept", self.usage.quarantine_kept),
             ("usage.reconciliation_kept", self.usage.reconciliation_kept),
+            ("usage.backfill_lease", self.usage.backfill_lease),
         ] {
             if duration > century {
                 return refuse(key, "must not be above a hundred years".into());
@@ -398,6 +403,9 @@ impl Config {
             if count == 0 {
                 return refuse(key, "must be 1 at least: with 0 nothing would fire".into());
             }
+        }
+        if self.usage.backfill_rate == 0 {
+            return refuse("usage.backfill_rate", "must be 1 at least".into());
         }
         if !(1..=64).contains(&self.usage.shards) {
             return refuse("usage.shards", format!("must lie between 1 and 64, is {}", self.usage.shards));
@@ -532,6 +540,7 @@ mod tests {
             ("[timers]\nsweep_interval = '25h'", ("X", ""), "timers.sweep_interval"),
             ("[timers]\nmin_delay = 'soon'", ("X", ""), "timers.min_delay"),
             ("[usage]\nshards = 0", ("X", ""), "usage.shards"),
+            ("[usage]\nbackfill_rate = 0", ("X", ""), "usage.backfill_rate"),
             ("[usage.limits.source]\nmax_batch_size = 1001", ("X", ""), "usage.limits.source.max_batch_size"),
             ("[timers.tenants.'a.b']", ("X", ""), "timers.tenants"),
             ("", ("TIDEMARK__TIMERS__ALLOW_NETWORKS", "nowhere"), "timers.allow_networks"),

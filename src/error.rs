@@ -68,6 +68,14 @@ outcomes! {
     ValidationError = "validation_error", 400;
     /// A cursor that is too old.
     CursorExpired = "cursor_expired", 410;
+    /// The record's range is closed while a backfill replaces it.
+    BackfillInProgress = "BACKFILL_IN_PROGRESS", 409;
+    /// Another backfill works on a part of the range.
+    BackfillRangeOverlap = "BACKFILL_RANGE_OVERLAP", 409;
+    /// What a backfill is to do can't be done as things are.
+    BackfillConflict = "backfill_conflict", 409;
+    /// Further back than a backfill may reach.
+    BackfillWindowExceeded = "backfill_window_exceeded", 400;
     /// A usage record that is older than the grace period.
     GracePeriodExceeded = "grace_period_exceeded", 400;
     /// A published message whose id is not under its own tenant and source.

@@ -111,7 +111,7 @@ pub trait Visitor {
 
 /// Declares the operations of one service: the type, its subject and routes, and the client's method. An operation with a
 /// status for repeated answers has a member `repeated` in its response, which is not sent; one with a status for deferred
-/// answers has a response that says whether it `is_deferred`.
+/// answers has a response that says whether it `is_deferred`, and with one for previews whether it `is_preview`.
 macro_rules! operations {
     (
         service $service:literal on $surface:ident;
@@ -122,7 +122,7 @@ macro_rules! operations {
                 scope: $scope:ident,
                 success: $success:literal,
                 $(repeated: $repeated:literal,)?
-                $(deferred: $deferred:literal,)?
+                $(deferred: $deferred:literal, $(preview: $preview:literal,)?)?
                 $(message: $message:literal,)?
                 $(limited_by_client: $limited:literal,)?
                 $(header: $header:literal,)?
@@ -170,6 +170,11 @@ macro_rules! operations {
 
                 $(
                     fn status(answer: &$response) -> u16 {
+                        $(
+                            if answer.is_preview() {
+                                return $preview;
+                            }
+                        )?
                         if answer.is_deferred() { $deferred } else { $success }
                     }
                 )?

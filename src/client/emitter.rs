@@ -208,7 +208,8 @@ impl Client {
 
 /// Whether asking again may help.
 fn passes(error: &Error) -> bool {
-    matches!(error.code, Code::Unavailable | Code::RateLimited | Code::TypesRegistryUnavailable | Code::Internal)
+    use Code::{BackfillInProgress, Internal, RateLimited, TypesRegistryUnavailable, Unavailable};
+    matches!(error.code, Unavailable | RateLimited | BackfillInProgress | TypesRegistryUnavailable | Internal)
 }
 
 impl Emitter {

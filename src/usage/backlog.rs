@@ -97,6 +97,11 @@ impl Backlog {
         self.seen.lock().expect(UNBROKEN).health.clone()
     }
 
+    /// Whether what comes waits longer than it should.
+    pub fn is_behind(&self) -> bool {
+        self.seen.lock().expect(UNBROKEN).health.oldest_unpersisted_seconds > 1.0
+    }
+
     /// Whether anybody has to be turned away.
     pub fn sheds(&self) -> bool {
         is_above(Priority::Low, self.share())

@@ -8,9 +8,14 @@ use uuid::Uuid;
 use super::{
     Usage, feed,
     identity::{self, Origin},
+    ranges,
     record::{self, check_name, invalid, invalid_field},
     rules,
-    store::{self, Entry, Lane, NewChange, Next, Row, Tally, unavailable},
+    store::{
+        self, Entry, Lane, NewChange, Next, Row, Tally,
+        ranges::{BusyRange, busy_ranges, hold_ranges},
+        unavailable,
+    },
 };
 use crate::{
     api::{
@@ -183,7 +188,13 @@ async fn latest(connection: &mut PgConnection, tenant: &Name, id: Uuid) -> Resul
 /// The record that is to be changed, which nobody else changes meanwhile.
 async fn hold(transaction: &mut PgConnection, tenant: &Name, id: Uuid, revision: Option<i32>) -> Result<LedgerRecord> {
     store::hold_record(transaction, id).await.map_err(unavailable)?;
+    hold_ranges(transaction).await.map_err(unavailable)?;
     let current = latest(transaction, tenant, id).await?;
+    let busy = busy_ranges(transaction).await.map_err(unavailable)?;
+    let covers = |range: &&BusyRange| range.covers(&current.tenant_id, &current.usage_type, current.event_timestamp);
+    if let Some(range) = busy.iter().find(covers) {
+        return Err(ranges::closed(range));
+    }
     if let Some(meant) = revision
         && meant != current.revision
     {
@@ -204,7 +215,7 @@ fn series(record: &LedgerRecord) -> Option<Uuid> {
         .then(|| identity::series(origin, &record.usage_type, &record.resource_id))
 }
 
-fn check_reason(reason: &str) -> Result<()> {
+pub fn check_reason(reason: &str) -> Result<()> {
     if !(1..=MOST_REASON).contains(&reason.trim().chars().count()) {
         return Err(invalid_field("reason", format_args!("must have 1 to {MOST_REASON} characters")));
     }

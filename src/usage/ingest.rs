@@ -40,6 +40,9 @@ impl Handle<Ingest> for Usage {
         if count == 0 {
             return Err(invalid_field("records", "is empty"));
         }
+        if let Some(closed) = self.ranges.refusal(tenant.as_str(), &records) {
+            return Err(self.refused(tenant, source, count, closed));
+        }
         self.admit(tenant, source, &limits, &records, json.len(), context)
             .await
             .map_err(|error| self.refused(tenant, source, count, error))?;

@@ -1,9 +1,10 @@
 //! What the ledger has of a tenant.
 
-use chrono::{Datelike, TimeDelta};
+use chrono::TimeDelta;
 
 use super::{
     Usage,
+    query::check_range,
     store::{minutes, tallies, unavailable},
 };
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
         Call, Handle,
         usage::{GetMetadata, Metadata},
     },
-    error::{Code, Error, Result},
+    error::Result,
 };
 
 /// Minutes of one answer.
@@ -23,17 +24,7 @@ impl Handle<GetMetadata> for Usage {
         // The minute that has begun is told too.
         let to = call.request.to.unwrap_or_else(|| self.clock.now() + TimeDelta::minutes(1));
         let from = call.request.from.unwrap_or_else(|| to.checked_sub_signed(TimeDelta::minutes(61)).unwrap_or(to));
-        for (field, moment) in [("from", from), ("to", to)] {
-            if !(1970..10_000).contains(&moment.year()) {
-                return Err(Error::field_as(Code::ValidationError, field, "must lie between 1970 and 9999"));
-            }
-        }
-        if from >= to {
-            return Err(Error::field_as(Code::ValidationError, "to", "must lie after from"));
-        }
-        if to - from > TimeDelta::days(366) {
-            return Err(Error::field_as(Code::ValidationError, "from", "must not lie more than 366 days before to"));
-        }
+        check_range("from", "to", Some(from), Some(to))?;
         let tallies = tallies(&self.database, tenant).await.map_err(unavailable)?;
         let reconciliation = minutes(&self.database, tenant, from, to, MOST_MINUTES).await.map_err(unavailable)?;
         Ok(Metadata {

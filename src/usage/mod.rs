@@ -11,9 +11,10 @@
 //! 4. *Told.* [`verdicts`] go back to who waits; what was refused waits in [`quarantine`].
 //!
 //! Read it is by event time ([`query`], from a [`cursor`]) or in the order of acceptance ([`feed`]); [`correct`] amends and
-//! withdraws single records.
+//! withdraws single records, [`backfill`] replaces ranges, which [`ranges`] closes to live records meanwhile.
 
 mod audit;
+mod backfill;
 mod backlog;
 mod buckets;
 mod correct;
@@ -25,6 +26,7 @@ mod limits;
 mod metadata;
 mod quarantine;
 mod query;
+mod ranges;
 pub(crate) mod record;
 mod refusals;
 mod rules;
@@ -35,7 +37,13 @@ mod units;
 mod upkeep;
 mod verdicts;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    num::NonZeroU32,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use governor::{DefaultKeyedRateLimiter, Quota};
 
 use sqlx::PgPool;
 use tokio::time::timeout;
@@ -48,9 +56,11 @@ use crate::{
     api::{
         Name,
         usage::{
-            AmendRecord, ChangeUnit, DeprecateRecord, GetHistory, GetLimits, GetMetadata, GetRecord, GetSourceLimits,
-            Ingest, ListQuarantine, ListSources, ListUnits, QueryRecords, ReadFeed, RegisterSource, RegisterUnit,
-            ReplayQuarantine, SetLimits, SetSourceLimits,
+            AmendRecord, CancelBackfill, ChangeUnit, CommitBackfill, DeprecateRecord, GetBackfill, GetHistory,
+            GetInvoiced, GetLimits, GetMetadata, GetRecord, GetSourceLimits, Ingest, ListQuarantine, ListSources,
+            ListUnits, MOST_EVENTS, MarkInvoiced, QueryRecords, ReadFeed, RegisterSource, RegisterUnit,
+            ReplayQuarantine, RevertBackfill, SendBackfillEvents, SetLimits, SetSourceLimits, SubmitBackfill,
+            SubmitElevatedBackfill,
         },
     },
     clock::Clock,
@@ -65,6 +75,7 @@ use backlog::Backlog;
 use buckets::Buckets;
 use cursor::Cursors;
 use limits::LimitTable;
+use ranges::Ranges;
 use refusals::Refusals;
 use sink::Sink;
 use types::Types;
@@ -78,6 +89,13 @@ pub struct Usage {
     reading: PgPool,
     cursors: Cursors,
     shards: u16,
+    ranges: Arc<Ranges>,
+    /// How long work on a range may take until it must say that it goes on.
+    lease: Duration,
+    backfill_pace: DefaultKeyedRateLimiter<Name>,
+    tracker: TaskTracker,
+    stop: CancellationToken,
+    me: Weak<Self>,
     nats: async_nats::Client,
     registry: Registry,
     types: Arc<Types>,
@@ -134,6 +152,8 @@ impl Usage {
         let verdicts = Verdicts::start(nats.clone(), &config.nats.inbox_prefix, stop.clone()).await?;
         let backlog = Arc::new(Backlog::new(stream.clone(), usage.backlog_bytes));
         tracker.spawn(backlog.clone().watch(jetstream.clone(), stop.clone()));
+        let ranges = Arc::new(Ranges::new(events.clone()));
+        tracker.spawn(ranges.clone().follow(database.clone(), stop.clone()));
         let refusals = Arc::new(Refusals::default());
         tracker.spawn(refusals.clone().write(database.clone(), stop.clone()));
         let upkeep = Upkeep {
@@ -156,11 +176,20 @@ impl Usage {
         sink.start(usage.shards, &tracker, &stop);
         let buckets = Bucket::new(jetstream, format!("{prefix}_usage_limits"));
         let buckets = Buckets::new(buckets, events.clone(), clock.clone());
-        let usage = Self {
+        let pace = NonZeroU32::new(usage.backfill_rate).unwrap_or(NonZeroU32::MIN);
+        let burst = pace.max(NonZeroU32::new(MOST_EVENTS as u32).unwrap_or(pace));
+        let lease = usage.backfill_lease;
+        let usage = Arc::new_cyclic(|me| Self {
             database,
             reading,
             cursors: Cursors::default(),
             shards: usage.shards,
+            ranges,
+            lease,
+            backfill_pace: DefaultKeyedRateLimiter::keyed(Quota::per_second(pace).allow_burst(burst)),
+            tracker: tracker.clone(),
+            stop: stop.clone(),
+            me: me.clone(),
             nats,
             registry,
             types,
@@ -172,8 +201,11 @@ impl Usage {
             events,
             clock,
             subject,
-        };
-        Ok((Arc::new(usage), Running { stop, tracker }))
+        });
+        let abandoned = Self::end_abandoned(Arc::downgrade(&usage), lease);
+        let stopping = stop.clone();
+        tracker.spawn(async move { stopping.run_until_cancelled(abandoned).await });
+        Ok((usage, Running { stop, tracker }))
     }
 
     pub fn host(self: &Arc<Self>, hosted: &mut Hosted) {
@@ -184,6 +216,15 @@ impl Usage {
         hosted.add::<GetHistory>(self);
         hosted.add::<AmendRecord>(self);
         hosted.add::<DeprecateRecord>(self);
+        hosted.add::<SubmitBackfill>(self);
+        hosted.add::<SubmitElevatedBackfill>(self);
+        hosted.add::<SendBackfillEvents>(self);
+        hosted.add::<CommitBackfill>(self);
+        hosted.add::<CancelBackfill>(self);
+        hosted.add::<GetBackfill>(self);
+        hosted.add::<RevertBackfill>(self);
+        hosted.add::<GetInvoiced>(self);
+        hosted.add::<MarkInvoiced>(self);
         hosted.add::<ListQuarantine>(self);
         hosted.add::<ReplayQuarantine>(self);
         hosted.add::<GetMetadata>(self);

@@ -19,7 +19,7 @@ impl Handle<QueryRecords> for Usage {
     async fn handle(&self, call: Call<QueryRecords>) -> Result<RecordPage> {
         let (tenant, query) = (&call.target, &call.request);
         let size = within("page_size", query.page_size, PAGE, MOST_OF_A_PAGE)?;
-        check_range(query.from, query.to)?;
+        check_range("from", "to", query.from, query.to)?;
         for (field, text) in filters(query) {
             check_name(field, text)?;
         }
@@ -68,18 +68,32 @@ pub fn fitting<'a>(rows: impl Iterator<Item = &'a Row>, most_bytes: usize) -> us
 }
 
 /// Whether event times can lie between these.
-pub fn check_range(from: Option<DateTime<Utc>>, to: Option<DateTime<Utc>>) -> Result<()> {
-    for (field, moment) in [("from", from), ("to", to)] {
-        if moment.is_some_and(|moment| !(1970..10_000).contains(&moment.year())) {
-            return Err(invalid_field(field, "must lie between 1970 and 9999"));
-        }
+pub fn check_range(
+    from_field: &str,
+    to_field: &str,
+    from: Option<DateTime<Utc>>,
+    to: Option<DateTime<Utc>>,
+) -> Result<()> {
+    for (field, moment) in [(from_field, from), (to_field, to)] {
+        moment.map_or(Ok(()), |moment| check_year(field, moment))?;
     }
     match (from, to) {
-        (Some(from), Some(to)) if from >= to => Err(invalid_field("to", "must lie after from")),
+        (Some(from), Some(to)) if from >= to => {
+            Err(invalid_field(to_field, format_args!("must lie after {from_field}")))
+        }
         (Some(from), Some(to)) if to - from > TimeDelta::days(MOST_DAYS) => {
-            Err(invalid_field("from", format_args!("must not lie more than {MOST_DAYS} days before to")))
+            let problem = format_args!("must not lie more than {MOST_DAYS} days before {to_field}");
+            Err(invalid_field(from_field, problem))
         }
         _ => Ok(()),
+    }
+}
+
+/// A moment that the database knows too.
+pub fn check_year(field: &str, moment: DateTime<Utc>) -> Result<()> {
+    match (1970..10_000).contains(&moment.year()) {
+        true => Ok(()),
+        false => Err(invalid_field(field, "must lie between 1970 and 9999")),
     }
 }
 

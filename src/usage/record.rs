@@ -126,6 +126,17 @@ struct Wire<'a> {
 
 /// Reads one record. `user` is the one user for whom its sender may speak.
 pub fn read(raw: &RawValue, origin: Origin<'_>, user: Option<&str>, most_bytes: usize) -> Result<Record> {
+    read_in("", raw, origin, user, most_bytes)
+}
+
+/// The same among the records of one backfill, whose keys are its own.
+pub fn read_in(
+    namespace: &str,
+    raw: &RawValue,
+    origin: Origin<'_>,
+    user: Option<&str>,
+    most_bytes: usize,
+) -> Result<Record> {
     if raw.get().len() > most_bytes {
         return Err(invalid(format!("the record has {} bytes, more than {most_bytes}", raw.get().len())));
     }
@@ -165,7 +176,7 @@ pub fn read(raw: &RawValue, origin: Origin<'_>, user: Option<&str>, most_bytes: 
         metadata.as_deref().unwrap_or_default(),
     ]);
     Ok(Record {
-        id: identity::record_id("", origin, &wire.usage_type, &wire.resource_id, &wire.idempotency_key),
+        id: identity::record_id(namespace, origin, &wire.usage_type, &wire.resource_id, &wire.idempotency_key),
         series: identity::series(origin, &wire.usage_type, &wire.resource_id),
         usage_type: wire.usage_type,
         resource_id: wire.resource_id,

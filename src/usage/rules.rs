@@ -12,7 +12,7 @@ use super::{
     types::Type,
 };
 use crate::{
-    api::usage::MetricKind,
+    api::usage::{MetricKind, Unit},
     error::{Code, Error, Result},
 };
 
@@ -25,6 +25,17 @@ pub fn check(
     of_type: Option<&Type>,
     limits: &Nested,
 ) -> Result<()> {
+    let unit = check_type(record, raw, source, of_type)?;
+    check_time(record, came_at, unit.grace_period.unwrap_or(limits.grace_period), true)?;
+    check_time(record, came_at, unit.future_tolerance.unwrap_or(limits.future_tolerance), false)?;
+    match unit.metric_kind {
+        MetricKind::Counter => check_reading(record.value),
+        MetricKind::Gauge => Ok(()),
+    }
+}
+
+/// Checks a record against its type and its source.
+pub fn check_type<'a>(record: &Record, raw: &RawValue, source: &str, of_type: Option<&'a Type>) -> Result<&'a Unit> {
     let Some(of_type) = of_type else {
         let message = format!("usage_type: no unit {:?} is registered", record.usage_type);
         return Err(Error::new(Code::TypeNotFound, message).about("usage_type"));
@@ -44,12 +55,7 @@ pub fn check(
         let value: Value = serde_json::from_str(raw.get()).map_err(|error| invalid(error.to_string()))?;
         check_schema(of_type, &value)?;
     }
-    check_time(record, came_at, unit.grace_period.unwrap_or(limits.grace_period), true)?;
-    check_time(record, came_at, unit.future_tolerance.unwrap_or(limits.future_tolerance), false)?;
-    match unit.metric_kind {
-        MetricKind::Counter => check_reading(record.value),
-        MetricKind::Gauge => Ok(()),
-    }
+    Ok(unit)
 }
 
 /// Whether a record as it was sent is as its unit wants it.

@@ -35,6 +35,7 @@ mod uniqueness;
 mod unreal;
 mod up;
 mod usage;
+mod usage_backfill;
 mod usage_command;
 mod usage_corrections;
 mod usage_counters;

@@ -3,6 +3,7 @@
 //! A record's tenant and source are proven, never named: by the subject over NATS, by the API key over HTTP. Besides these
 //! requests, anything published to `usage.<tenant>.<source>` is taken in the same way.
 
+mod backfill;
 mod ledger;
 mod limits;
 mod metadata;
@@ -10,6 +11,11 @@ mod quarantine;
 mod record;
 mod units;
 
+pub use backfill::{
+    BACKFILL_DAYS, Backfill, BackfillAnswer, BackfillEvents, BackfillId, BackfillMode, BackfillPreview,
+    BackfillProgress, BackfillReceived, BackfillRequest, BackfillReversion, BackfillStatus, Invoiced, MOST_EVENTS,
+    ResourcePreview, SetInvoiced, TimeRange,
+};
 pub use ledger::{
     Amendment, Deprecation, FeedPage, FeedRequest, History, LedgerRecord, MOST_DAYS, MOST_OF_A_PAGE, MOST_OF_THE_FEED,
     PAGE, RecordChange, RecordId, RecordPage, RecordQuery, Status,
@@ -99,6 +105,89 @@ operations! {
         scope: Usage,
         success: 200,
         routes: [Post "/api/uc/v1/usage/records/{id}/deprecate"],
+    }
+
+    /// Replaces what the ledger has of one type in a range of time: what is there is archived, and these records take its
+    /// place, all of it in one transaction or nothing.
+    ///
+    /// 201 when it is done, 202 while it goes on, 200 for a dry run. A range that another backfill works on is refused. More
+    /// than 90 days back it needs the role `admin`, or its own subject.
+    submit_backfill = SubmitBackfill(tenant, source): BackfillRequest => BackfillAnswer {
+        verb: "backfill",
+        scope: Usage,
+        success: 201,
+        deferred: 202,
+        preview: 200,
+        privileged: Tenant SubmitElevatedBackfill,
+        routes: [Post "/api/uc/v1/usage/backfill"],
+    }
+
+    /// The same, however far back.
+    submit_elevated_backfill = SubmitElevatedBackfill(tenant, source): BackfillRequest => BackfillAnswer {
+        verb: "backfill-elevated",
+        scope: Tenant,
+        success: 201,
+        deferred: 202,
+        preview: 200,
+        routes: [],
+    }
+
+    /// More records for a backfill that was submitted as `staged`. What is sent again is a duplicate.
+    send_backfill_events = SendBackfillEvents(tenant, source): BackfillEvents => BackfillReceived {
+        verb: "backfill-events",
+        scope: Usage,
+        success: 200,
+        routes: [Post "/api/uc/v1/usage/backfill/{id}/events"],
+    }
+
+    /// Carries out a backfill whose records are all there.
+    commit_backfill = CommitBackfill(tenant): BackfillId => Backfill {
+        verb: "backfill-commit",
+        scope: Usage,
+        success: 201,
+        deferred: 202,
+        routes: [Post "/api/uc/v1/usage/backfill/{id}/commit"],
+    }
+
+    /// Gives up a backfill that waits for records. Nothing has changed.
+    cancel_backfill = CancelBackfill(tenant): BackfillId => Backfill {
+        verb: "backfill-cancel",
+        scope: Usage,
+        success: 200,
+        routes: [Post "/api/uc/v1/usage/backfill/{id}/cancel"],
+    }
+
+    /// A backfill: who, what, why, how far, and what became of it.
+    get_backfill = GetBackfill(tenant): BackfillId => Backfill {
+        verb: "backfill-status",
+        scope: Usage,
+        success: 200,
+        routes: [Get "/api/uc/v1/usage/backfill/{id}"],
+    }
+
+    /// Takes a backfill back: what it archived is active again, and what it added is archived. Once, and only while nobody
+    /// has changed its records since.
+    revert_backfill = RevertBackfill(tenant): BackfillReversion => Backfill {
+        verb: "backfill-revert",
+        scope: Usage,
+        success: 200,
+        routes: [Post "/api/uc/v1/usage/backfill/{id}/revert"],
+    }
+
+    /// Until when the tenant has been invoiced.
+    get_invoiced = GetInvoiced(tenant): NoParameters => Invoiced {
+        verb: "invoiced",
+        scope: Tenant,
+        success: 200,
+        routes: [Get "/api/uc/v1/admin/invoiced/{tenant}"],
+    }
+
+    /// Says until when the tenant has been invoiced, so that backfills know what they touch.
+    set_invoiced = MarkInvoiced(tenant): SetInvoiced => Invoiced {
+        verb: "invoiced-set",
+        scope: Tenant,
+        success: 200,
+        routes: [Put "/api/uc/v1/admin/invoiced/{tenant}"],
     }
 
     /// What was refused, newest first, with the reasons.

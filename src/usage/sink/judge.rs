@@ -23,6 +23,8 @@ pub enum Decision {
     Accepted,
     Duplicate,
     Rejected(Error),
+    /// It waits.
+    Parked,
 }
 
 /// What the ledger has that bears on a batch.

@@ -8,6 +8,7 @@
 
 mod incoming;
 mod judge;
+mod parking;
 mod reader;
 mod writer;
 
@@ -26,7 +27,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     feed,
     limits::LimitTable,
-    store::{position, shards, take_shard},
+    store::{position, released, shards, take_shard},
     types::Types,
     verdicts::Verdicts,
 };
@@ -203,8 +204,9 @@ impl Sink {
         let (created, last) = self.stream_state().await.map_err(Interrupted::Stream)?;
         let from = patient(PATIENCE, position(&mut connection, shard.number(), &created, last)).await?;
         trouble.begin(from);
-        let writer = Writer { shard: shard.number(), stream_created: created, position: from };
+        let writer = Writer::new(shard.number(), created, from);
         let reader = Reader { sink: self, shard, room: Arc::new(Semaphore::new(ROOM)) };
+        let releasing = Reader { sink: self, shard, room: reader.room.clone() };
         if trouble.failures >= Trouble::CAREFUL {
             return self.write_one(reader, writer, &mut connection, trouble).await;
         }
@@ -215,7 +217,7 @@ impl Sink {
         let purging = self.purge(shard, &created, written.subscribe());
         tokio::select! {
             ended = reader.read(from, batches) => ended.map_err(Interrupted::Stream),
-            ended = self.write(writer, &mut connection, read, &written) => ended,
+            ended = self.write(releasing, writer, &mut connection, read, &written) => ended,
             () = purging => Ok(()),
             () = stop.cancelled() => Ok(()),
         }
@@ -258,6 +260,7 @@ impl Sink {
 
     async fn write(
         &self,
+        reader: Reader<'_>,
         mut writer: Writer,
         connection: &mut PgConnection,
         mut read: mpsc::Receiver<Received>,
@@ -285,6 +288,29 @@ impl Sink {
             }
             writer = self.write_batch(writer, connection, Batch::new(messages), PATIENCE).await?;
             written.send_replace(writer.position);
+            if writer.something_waits {
+                writer = self.release(&reader, writer, connection).await?;
+            }
+        }
+    }
+
+    /// Writes what has waited for a range that is open again, before anything newer.
+    async fn release(
+        &self,
+        reader: &Reader<'_>,
+        mut writer: Writer,
+        connection: &mut PgConnection,
+    ) -> Result<Writer, Interrupted> {
+        loop {
+            let released = patient(PATIENCE, released(connection, writer.shard, BATCH as i64)).await?;
+            if released.is_empty() {
+                return Ok(writer);
+            }
+            let mut messages = Vec::with_capacity(released.len());
+            for one in released {
+                messages.push(reader.unpark(one, writer.position).await.map_err(Interrupted::Stream)?);
+            }
+            writer = self.write_batch(writer, connection, Batch::new(messages), PATIENCE).await?;
         }
     }
 
@@ -320,8 +346,9 @@ impl Sink {
 
     /// After the commit: verdicts to those who wait for them, and what was refused to those who listen.
     async fn tell(&self, batch: &Batch) {
-        for (message, verdict) in batch.decided() {
-            if let Some(address) = &message.verdict {
+        // Of a message of which something waits, no verdict is given yet.
+        for (message, verdict, waits) in batch.decided() {
+            if let (Some(address), false) = (&message.verdict, waits) {
                 self.verdicts.send(address, &verdict).await;
             }
             metrics::counter!("tidemark_usage_accepted_total").increment(verdict.accepted as u64);

@@ -26,7 +26,8 @@ use crate::{
         identity::Origin,
         quarantine,
         record::{self, Record},
-        rules, store,
+        rules,
+        store::{self, Released},
         types::Type,
     },
 };
@@ -71,6 +72,8 @@ pub struct Received {
     /// Where its verdict goes.
     pub verdict: Option<String>,
     pub items: Vec<Item>,
+    /// Where it has waited.
+    pub parked: Option<i64>,
     /// Given back when it is written.
     _room: Option<OwnedSemaphorePermit>,
 }
@@ -185,6 +188,7 @@ impl Reader<'_> {
             user: None,
             verdict: None,
             items: Vec::new(),
+            parked: None,
             _room: None,
         }
     }
@@ -215,6 +219,27 @@ impl Reader<'_> {
             user: labels.user.as_deref().map(record::cut),
             verdict: labels.verdict,
             items,
+            parked: None,
+            _room: None,
+        })
+    }
+
+    /// A record that has waited, as it came.
+    pub async fn unpark(&self, released: Released, position: i64) -> Result<Received, async_nats::Error> {
+        let Released { tenant_id: tenant, source_id: source, came_at, user_id: user, .. } = released;
+        let origin = Origin { tenant: &tenant, source: &source };
+        let payload = Bytes::from(released.payload);
+        let mut items = self.items(origin, user.as_deref(), Encoding::Json, &payload, came_at, None).await?;
+        items.iter_mut().for_each(|item| item.replay_of = released.replay_of);
+        Ok(Received {
+            sequence: position,
+            at: came_at,
+            tenant,
+            source,
+            user,
+            verdict: None,
+            items,
+            parked: Some(released.position),
             _room: None,
         })
     }
@@ -225,7 +250,17 @@ impl Reader<'_> {
         let mut tokens = subject.split('.').skip(self.shard.tokens_before_tenant()).map(record::cut);
         let (tenant, source) = (tokens.next().unwrap_or_default(), tokens.next().unwrap_or_default());
         let items = whole(&payload, at, error);
-        Received { sequence: sequence as i64, at, tenant, source, user: None, verdict: None, items, _room: None }
+        Received {
+            sequence: sequence as i64,
+            at,
+            tenant,
+            source,
+            user: None,
+            verdict: None,
+            items,
+            parked: None,
+            _room: None,
+        }
     }
 
     /// The records of a message, each for itself. A reason for which none of them can be taken is each one's.

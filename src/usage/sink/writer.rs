@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::{
     judge::{self, Decision, Judge, Known},
+    parking::{self, Barriers, Parking},
     reader::{Item, Read, Received},
 };
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
     usage::{
         identity::Origin,
         record,
-        store::{self, Count, Head, Lane, MinuteKey, NewRow, Refused, Tally, TallyKey},
+        store::{self, Count, Head, Lane, MinuteKey, NewParked, NewRow, Refused, Tally, TallyKey, ranges::busy_ranges},
         verdicts::Verdict,
     },
 };
@@ -27,6 +28,8 @@ pub struct Writer {
     pub stream_created: String,
     /// The last message that is in the ledger.
     pub position: i64,
+    /// Whether records of this shard wait for a range.
+    pub something_waits: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +52,8 @@ pub enum Outcome {
     Duplicate,
     /// Under its id in quarantine.
     Rejected(Uuid, Reason),
+    /// It waits, and is decided later.
+    Parked,
 }
 
 /// What is told of a record that was refused.
@@ -89,10 +94,10 @@ impl Batch {
         })
     }
 
-    /// The verdict on each message.
-    pub fn decided(&self) -> impl Iterator<Item = (&Received, Verdict)> {
+    /// The verdict on each message, and whether something of it waits.
+    pub fn decided(&self) -> impl Iterator<Item = (&Received, Verdict, bool)> {
         self.messages.iter().zip(&self.decisions).map(|(message, decisions)| {
-            let mut verdict = Verdict::default();
+            let (mut verdict, mut waits) = (Verdict::default(), false);
             for (item, outcome) in message.items.iter().zip(decisions) {
                 match outcome {
                     Outcome::Accepted => verdict.accepted += 1,
@@ -102,9 +107,10 @@ impl Batch {
                         idempotency_key: item.read.idempotency_key().map(str::to_owned),
                         reason: reason.clone(),
                     }),
+                    Outcome::Parked => waits = true,
                 }
             }
-            (message, verdict)
+            (message, verdict, waits)
         })
     }
 
@@ -143,6 +149,10 @@ impl Batch {
 }
 
 impl Writer {
+    pub fn new(shard: i32, stream_created: String, position: i64) -> Self {
+        Self { shard, stream_created, position, something_waits: true }
+    }
+
     /// Writes a batch, and moves on. Either everything is written or nothing.
     pub async fn write(&mut self, connection: &mut PgConnection, batch: &mut Batch) -> Result<(), WriteError> {
         let Some((to, until)) = batch.messages.last().map(|message| (message.sequence, message.at)) else {
@@ -154,11 +164,17 @@ impl Writer {
         if !moved.await? {
             return Err(WriteError::Fenced);
         }
-        batch.decisions = decide(&mut transaction, batch).await?;
+        let barriers = Barriers {
+            ranges: busy_ranges(&mut transaction).await?,
+            waiters: store::waiters(&mut transaction, self.shard).await?,
+        };
+        batch.decisions = decide(&mut transaction, batch, &barriers).await?;
+        let parked = keep_waiting(&mut transaction, self.shard, batch).await?;
         keep_account(&mut transaction, batch).await?;
         keep_refused(&mut transaction, batch).await?;
         store::append_feed(&mut transaction, Lane::Live, until, &batch.entries()).await?;
         transaction.commit().await?;
+        self.something_waits = parked || barriers.waiters.any;
         self.position = to;
         Ok(())
     }
@@ -166,17 +182,25 @@ impl Writer {
 
 /// Decides on the records and inserts what is accepted. At first only what looks strange is looked up; if then a row that
 /// was thought to be new is there already, it is decided again with all that is known.
-async fn decide(transaction: &mut PgConnection, batch: &Batch) -> Result<Vec<Vec<Outcome>>, sqlx::Error> {
+async fn decide(
+    transaction: &mut PgConnection,
+    batch: &Batch,
+    barriers: &Barriers,
+) -> Result<Vec<Vec<Outcome>>, sqlx::Error> {
     let heads = store::heads(transaction, &judge::series(batch.items())).await?;
     let mut known = Known { heads, ..Known::default() };
     for all in [false, true] {
         known.stored = store::stored(transaction, &judge::doubtful(batch.items(), &known.heads, all)).await?;
         known.neighbours = store::neighbours(transaction, &judge::late(batch.items(), &known)).await?;
-        let mut judge = Judge::new(&known);
+        let (mut judge, mut parking) = (Judge::new(&known), Parking::new(barriers));
+        let mut decide = |message, item| match parking.takes(message, item) {
+            true => Decision::Parked,
+            false => judge.decide(item),
+        };
         let decisions: Vec<Vec<Decision>> = batch
             .messages
             .iter()
-            .map(|message| message.items.iter().map(|item| judge.decide(item)).collect())
+            .map(|message| message.items.iter().map(|item| decide(message, item)).collect())
             .collect();
         let accepted: Vec<NewRow<'_>> = accepted(batch, &decisions).collect();
         let mut attempt = transaction.begin().await?;
@@ -196,6 +220,7 @@ fn outcome(decision: Decision) -> Outcome {
         Decision::Accepted => Outcome::Accepted,
         Decision::Duplicate => Outcome::Duplicate,
         Decision::Rejected(error) => Outcome::Rejected(Uuid::now_v7(), told(error)),
+        Decision::Parked => Outcome::Parked,
     }
 }
 
@@ -242,6 +267,31 @@ async fn move_heads(
     store::move_heads(transaction, &moved).await
 }
 
+/// Puts aside what waits, and takes out what has waited. True if something waits now.
+async fn keep_waiting(transaction: &mut PgConnection, shard: i32, batch: &Batch) -> Result<bool, sqlx::Error> {
+    let (mut parked, mut unparked) = (Vec::new(), Vec::new());
+    for (message, item, outcome) in batch.each() {
+        match (outcome, item.read.record(), message.parked) {
+            (Outcome::Parked, Some(record), None) => parked.push(NewParked {
+                origin: message.origin(),
+                record,
+                came_at: item.came_at,
+                user: message.user.as_deref(),
+                series: parking::series(item),
+                replay_of: item.replay_of,
+                payload: &item.payload,
+            }),
+            // It stays where it is.
+            (Outcome::Parked, ..) => {}
+            (_, _, Some(position)) => unparked.push(position),
+            _ => {}
+        }
+    }
+    store::park(transaction, shard, &parked).await?;
+    store::unpark(transaction, &unparked).await?;
+    Ok(!parked.is_empty())
+}
+
 /// Tallies, and the minutes' counts.
 async fn keep_account(transaction: &mut PgConnection, batch: &Batch) -> Result<(), sqlx::Error> {
     let mut tallies: HashMap<TallyKey<'_>, Tally> = HashMap::new();
@@ -249,9 +299,13 @@ async fn keep_account(transaction: &mut PgConnection, batch: &Batch) -> Result<(
     for (message, decisions) in
         batch.messages.iter().zip(&batch.decisions).filter(|(message, _)| !message.items.is_empty())
     {
+        if decisions.iter().all(|outcome| matches!(outcome, Outcome::Parked)) {
+            continue;
+        }
         let count = minutes.entry(MinuteKey::new(&message.tenant, &message.source, message.at)).or_default();
         for (item, outcome) in message.items.iter().zip(decisions) {
             match (outcome, item.read.record()) {
+                (Outcome::Parked, _) => {}
                 (Outcome::Accepted, Some(record)) => {
                     count.accepted += 1;
                     let one = Tally::one(record.event_timestamp);
@@ -282,7 +336,7 @@ async fn keep_refused(transaction: &mut PgConnection, batch: &Batch) -> Result<(
                 payload: &item.payload,
             }),
             (Outcome::Accepted | Outcome::Duplicate, Some(entry)) => taken.push(entry),
-            (Outcome::Accepted | Outcome::Duplicate, None) => {}
+            (Outcome::Accepted | Outcome::Duplicate, None) | (Outcome::Parked, _) => {}
         }
     }
     // Of an entry with several records, one that is refused again keeps it there.

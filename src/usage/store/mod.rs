@@ -1,12 +1,15 @@
 //! The ledger's tables: every statement that touches them, each for many rows at once.
 
+pub mod backfills;
 mod corrections;
 mod feed;
 mod heads;
 mod ledger;
 mod minutes;
+mod parked;
 mod partitions;
 mod quarantine;
+pub mod ranges;
 mod records;
 mod shards;
 mod tallies;
@@ -16,6 +19,7 @@ pub use feed::{Entry, FeedHeads, Lane, Told, append_feed, feed_heads, read_feed}
 pub use heads::{Head, heads, mend_heads, move_heads};
 pub use ledger::{Place, Row, Selection, changes, cursor_secret, page, versions};
 pub use minutes::{Count, MinuteKey, add_minutes, forget_minutes, minutes};
+pub use parked::{NewParked, Released, Waiters, park, released, unpark, waiters};
 pub use partitions::extend_partitions;
 pub use quarantine::{
     Refused, Reviewed, Size, forget_quarantined, mark_replayed, quarantine, quarantined, refuse_again, waiting,

@@ -3,6 +3,8 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 
+use super::ranges::RANGES;
+
 /// Locks of shards among the database's advisory locks.
 const LOCKS: i32 = 0x7469_6465;
 
@@ -48,7 +50,8 @@ pub async fn position(
     .await
 }
 
-/// Moves the position, if it is where we left it. Whoever finds it elsewhere is not the writer any more.
+/// Moves the position, if it is where we left it. Whoever finds it elsewhere is not the writer any more. From then on the
+/// ranges that somebody works on stay as they are until the transaction ends.
 pub async fn move_position(
     connection: &mut PgConnection,
     shard: i32,
@@ -59,9 +62,16 @@ pub async fn move_position(
 ) -> Result<bool, sqlx::Error> {
     let moved = sqlx::query(
         "update usage_shards set position = $4, judged_until = greatest(judged_until, $5), updated_at = now()
-         where shard = $1 and stream_created = $2 and position = $3",
+         where shard = $1 and stream_created = $2 and position = $3 returning pg_advisory_xact_lock_shared($6)",
     );
-    let moved =
-        moved.bind(shard).bind(stream_created).bind(from).bind(to).bind(judged_until).execute(connection).await?;
+    let moved = moved
+        .bind(shard)
+        .bind(stream_created)
+        .bind(from)
+        .bind(to)
+        .bind(judged_until)
+        .bind(RANGES)
+        .execute(connection)
+        .await?;
     Ok(moved.rows_affected() == 1)
 }

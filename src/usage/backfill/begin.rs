@@ -1,0 +1,210 @@
+//! Submitting a backfill.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use rust_decimal::Decimal;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::{
+    api::{
+        Call, Context, Handle, Name,
+        usage::{
+            BACKFILL_DAYS, BackfillAnswer, BackfillMode, BackfillPreview, BackfillRequest, MOST_EVENTS,
+            ResourcePreview, SubmitBackfill, SubmitElevatedBackfill, TimeRange,
+        },
+    },
+    error::{Code, Error, Result},
+    usage::{
+        Usage,
+        correct::check_reason,
+        query::check_range,
+        record::{check_name, invalid_field},
+        store::{
+            backfills::{self, NewEvent, NewOperation},
+            ranges::{BusyRange, NewRange, begin_range, change_ranges},
+            unavailable,
+        },
+    },
+};
+
+/// Resources of a preview.
+const SHOWN: usize = 100;
+
+impl Handle<SubmitBackfill> for Usage {
+    async fn handle(&self, call: Call<SubmitBackfill>) -> Result<BackfillAnswer> {
+        self.check_window(&call.request.time_range)?;
+        self.submit(&call.target, &call.request, &call.context).await
+    }
+}
+
+impl Handle<SubmitElevatedBackfill> for Usage {
+    async fn handle(&self, call: Call<SubmitElevatedBackfill>) -> Result<BackfillAnswer> {
+        self.submit(&call.target, &call.request, &call.context).await
+    }
+}
+
+impl Usage {
+    fn check_window(&self, range: &TimeRange) -> Result<()> {
+        match range.from < self.clock.now() - TimeDelta::days(BACKFILL_DAYS) {
+            true => {
+                let problem = format_args!("lies more than {BACKFILL_DAYS} days back, which needs the role admin");
+                Err(Error::field_as(Code::BackfillWindowExceeded, "time_range.from", problem))
+            }
+            false => Ok(()),
+        }
+    }
+
+    async fn submit(
+        &self,
+        (tenant, source): &(Name, Name),
+        request: &BackfillRequest,
+        context: &Context,
+    ) -> Result<BackfillAnswer> {
+        check_reason(&request.reason)?;
+        check_name("usage_type", Some(&request.usage_type))?;
+        check_range("time_range.from", "time_range.to", Some(request.time_range.from), Some(request.time_range.to))?;
+        let limits = self.limits.of(tenant.as_str(), source.as_str());
+        let of_type = self.known_type(&request.usage_type).await?;
+        let tolerance = of_type.unit.future_tolerance.unwrap_or(limits.future_tolerance);
+        let latest = self.clock.now() + TimeDelta::from_std(tolerance).unwrap_or(TimeDelta::days(36_500));
+        if request.time_range.to > latest {
+            return Err(invalid_field("time_range.to", "lies in the future"));
+        }
+        if request.replacement_events.len() > MOST_EVENTS {
+            let problem = format_args!("has {}, more than {MOST_EVENTS}", request.replacement_events.len());
+            return Err(invalid_field("replacement_events", problem));
+        }
+        if request.dry_run && request.staged {
+            return Err(invalid_field("dry_run", "can't be had of one whose records are yet to come"));
+        }
+        let id = Uuid::now_v7();
+        let range = (request.time_range.from, request.time_range.to);
+        let (events, rejected) =
+            self.read_events(id, (tenant, source), &of_type, range, &request.replacement_events, context)?;
+        if let Some(first) = rejected.into_iter().next() {
+            let (index, error) = (first.index, Error::from(first.reason));
+            let message = format!("replacement_events[{index}]: {}", error.message);
+            let mut details = error.details.unwrap_or_else(|| json!({}));
+            if details.is_object() {
+                details["index"] = json!(index);
+            }
+            return Err(Error::new(error.code, message).details(details));
+        }
+        if request.dry_run {
+            return Ok(BackfillAnswer::Preview(Box::new(self.preview(tenant, request, &events).await?)));
+        }
+        self.admit_events(tenant, events.len())?;
+        self.begin(id, tenant, request, context).await?;
+        if let Err(error) = self.keep_events(id, &events).await {
+            // Nobody would know its id.
+            self.give_up(id, &error).await.ok();
+            return Err(error);
+        }
+        if request.staged {
+            return Ok(BackfillAnswer::Operation(Box::new(self.backfill(tenant, id).await?)));
+        }
+        let operation = self.operation(tenant, id).await?;
+        Ok(BackfillAnswer::Operation(Box::new(self.carry_out(tenant, operation).await?)))
+    }
+
+    /// Marks the range as worked on.
+    async fn begin(&self, id: Uuid, tenant: &Name, request: &BackfillRequest, context: &Context) -> Result<()> {
+        let TimeRange { from, to } = request.time_range;
+        let request_id = context.request_id();
+        let operation = NewOperation {
+            id,
+            tenant: tenant.as_str(),
+            usage_type: &request.usage_type,
+            from,
+            to,
+            mode: request.mode,
+            operator: context.actor(),
+            request_id: request_id.as_deref(),
+            reason: &request.reason,
+        };
+        let range = NewRange {
+            operation_id: id,
+            tenant: tenant.as_str(),
+            usage_type: &request.usage_type,
+            from,
+            to,
+            blocking: request.mode == BackfillMode::Blocking,
+            phase: "receiving",
+        };
+        let begun = async {
+            let mut transaction = self.database.begin().await?;
+            change_ranges(&mut transaction).await?;
+            backfills::create_operation(&mut transaction, &operation).await?;
+            let overlap = begin_range(&mut transaction, &range, self.lease).await?;
+            if overlap.is_none() {
+                transaction.commit().await?;
+            }
+            Ok(overlap)
+        };
+        if let Some(other) = begun.await.map_err(unavailable)? {
+            return Err(overlap(&other));
+        }
+        self.ranges.changed(&self.database).await;
+        Ok(())
+    }
+
+    /// What would change.
+    async fn preview(&self, tenant: &Name, request: &BackfillRequest, events: &[NewEvent]) -> Result<BackfillPreview> {
+        let TimeRange { from, to } = request.time_range;
+        let read = async {
+            let mut connection = self.database.acquire().await?;
+            let there =
+                backfills::active_in_range(&mut connection, tenant.as_str(), &request.usage_type, from, to).await?;
+            Ok((there, backfills::is_invoiced(&mut connection, tenant.as_str(), from).await?))
+        };
+        let (there, affects_invoiced_period) = read.await.map_err(unavailable)?;
+        let mut resources: BTreeMap<(String, String), ResourcePreview> =
+            there.into_iter().map(|one| ((one.source_id.clone(), one.resource_id.clone()), one)).collect();
+        let mut added: BTreeMap<(String, String), (i64, Decimal)> = BTreeMap::new();
+        for event in events {
+            let key = (event.source.clone(), event.record.resource_id.clone());
+            let (count, sum) = added.entry(key).or_default();
+            *count += 1;
+            *sum = sum.checked_add(event.record.value).unwrap_or(Decimal::MAX);
+        }
+        for ((source_id, resource_id), (count, sum)) in added {
+            let one = resources.entry((source_id.clone(), resource_id.clone())).or_insert(ResourcePreview {
+                source_id,
+                resource_id,
+                events_archived: 0,
+                value_archived: "0".to_owned(),
+                events_added: 0,
+                value_added: "0".to_owned(),
+            });
+            (one.events_added, one.value_added) = (count, sum.normalize().to_string());
+        }
+        let mut resources: Vec<ResourcePreview> = resources.into_values().collect();
+        resources.sort_by_key(|one| std::cmp::Reverse(one.events_archived + one.events_added));
+        let events_archived = resources.iter().map(|one| one.events_archived).sum();
+        resources.truncate(SHOWN);
+        Ok(BackfillPreview {
+            dry_run: true,
+            events_archived,
+            events_added: events.len() as i64,
+            affects_invoiced_period,
+            resources,
+        })
+    }
+}
+
+/// Another backfill is in the way.
+pub fn overlap(other: &BusyRange) -> Error {
+    let message = "time_range: another backfill works on a part of this range";
+    Error::new(Code::BackfillRangeOverlap, message).details(json!({
+        "field": "time_range",
+        "backfill_id": other.operation_id,
+        "retry_after_ms": retry_after(other.lease_until),
+        "locked_range": { "from": other.range_start, "to": other.range_end },
+    }))
+}
+
+fn retry_after(lease_until: DateTime<Utc>) -> i64 {
+    (lease_until - Utc::now()).num_milliseconds().clamp(1000, 5000)
+}

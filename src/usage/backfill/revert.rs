@@ -1,0 +1,100 @@
+//! Taking a backfill back.
+
+use serde_json::json;
+
+use super::begin::overlap;
+use crate::{
+    api::{
+        Call, Context, Handle,
+        usage::{Backfill, RevertBackfill},
+    },
+    error::{Code, Error, Result},
+    usage::{
+        Usage,
+        correct::check_reason,
+        feed,
+        store::{
+            backfills::{self, Operation},
+            ranges::{NewRange, begin_range, change_ranges, keep_range},
+            unavailable,
+        },
+    },
+};
+
+impl Handle<RevertBackfill> for Usage {
+    async fn handle(&self, call: Call<RevertBackfill>) -> Result<Backfill> {
+        let (tenant, id, reason) = (&call.target, call.request.id, &call.request.reason);
+        check_reason(reason)?;
+        let operation = self.operation(tenant, id).await?;
+        if operation.status != "completed" {
+            let message = format!("the backfill is {}", operation.status);
+            return Err(Error::new(Code::BackfillConflict, message).details(json!({ "status": operation.status })));
+        }
+        if operation.reverted_at.is_some() {
+            return Err(reverted_before());
+        }
+        self.begin_revert(&operation).await?;
+        let usage = self.me.upgrade().ok_or_else(|| Error::unavailable("we are stopping"))?;
+        let (reason, context) = (reason.clone(), call.context.clone());
+        // Once begun it is ended, whether or not somebody waits for it.
+        let done = self.tracker.spawn(async move {
+            let reverted = usage.leased(id, usage.revert(&operation, &reason, &context)).await;
+            let ended = usage.finish(id).await;
+            feed::tell(&usage.events, &operation.tenant_id).await;
+            reverted.and(ended)
+        });
+        done.await.map_err(Error::internal)??;
+        self.backfill(tenant, id).await
+    }
+}
+
+fn reverted_before() -> Error {
+    Error::new(Code::BackfillConflict, "the backfill was reverted before")
+}
+
+impl Usage {
+    async fn begin_revert(&self, operation: &Operation) -> Result<()> {
+        let range = NewRange {
+            operation_id: operation.id,
+            tenant: &operation.tenant_id,
+            usage_type: &operation.usage_type,
+            from: operation.range_start,
+            to: operation.range_end,
+            blocking: false,
+            phase: "reverting",
+        };
+        let begun = async {
+            let mut transaction = self.database.begin().await?;
+            change_ranges(&mut transaction).await?;
+            let overlap = begin_range(&mut transaction, &range, self.lease).await?;
+            transaction.commit().await?;
+            Ok(overlap)
+        };
+        match begun.await.map_err(unavailable)? {
+            Some(other) => Err(overlap(&other)),
+            None => Ok(()),
+        }
+    }
+
+    async fn revert(&self, operation: &Operation, reason: &str, context: &Context) -> Result<()> {
+        let mut transaction = self.database.begin().await.map_err(unavailable)?;
+        let (added, archived) = backfills::unchanged(&mut transaction, operation).await.map_err(unavailable)?;
+        if (Some(added), Some(archived)) != (operation.events_added, operation.events_archived) {
+            let message = "records of this backfill were corrected, replaced or dropped since";
+            return Err(Error::new(Code::BackfillConflict, message));
+        }
+        backfills::swap_touched(&mut transaction, operation).await.map_err(unavailable)?;
+        self.settle(&mut transaction, operation).await?;
+        backfills::feed_touched(&mut transaction, operation).await.map_err(unavailable)?;
+        let request_id = context.request_id();
+        let noted =
+            backfills::note_reverted(&mut transaction, operation.id, context.actor(), request_id.as_deref(), reason);
+        if !noted.await.map_err(unavailable)? {
+            return Err(reverted_before());
+        }
+        if !keep_range(&mut transaction, operation.id).await.map_err(unavailable)? {
+            return Err(Error::new(Code::BackfillConflict, "it took longer than its lease"));
+        }
+        transaction.commit().await.map_err(unavailable)
+    }
+}
