@@ -6,7 +6,11 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    api::{Name, stages::LAST_STAGE, usage::EffectiveLimits},
+    api::{
+        Name,
+        stages::LAST_STAGE,
+        usage::{EffectiveLimits, LEAST_RETENTION, MOST_RETENTION},
+    },
     error::chain,
     roles::Role,
 };
@@ -185,6 +189,7 @@ pub struct Usage {
     pub quarantine_kept: Duration,
     #[serde(with = "humantime_serde")]
     pub reconciliation_kept: Duration,
+    pub retention_days: i64,
     pub backfill_rate: u32,
     #[serde(with = "humantime_serde")]
     pub backfill_lease: Duration,
@@ -404,6 +409,11 @@ impl Config {
                 return refuse(key, "must be 1 at least: with 0 nothing would fire".into());
             }
         }
+        if !(LEAST_RETENTION..=MOST_RETENTION).contains(&self.usage.retention_days) {
+            let problem =
+                format!("must lie between {LEAST_RETENTION} and {MOST_RETENTION}, is {}", self.usage.retention_days);
+            return refuse("usage.retention_days", problem);
+        }
         if self.usage.backfill_rate == 0 {
             return refuse("usage.backfill_rate", "must be 1 at least".into());
         }
@@ -541,6 +551,7 @@ mod tests {
             ("[timers]\nmin_delay = 'soon'", ("X", ""), "timers.min_delay"),
             ("[usage]\nshards = 0", ("X", ""), "usage.shards"),
             ("[usage]\nbackfill_rate = 0", ("X", ""), "usage.backfill_rate"),
+            ("[usage]\nretention_days = 6", ("X", ""), "usage.retention_days"),
             ("[usage.limits.source]\nmax_batch_size = 1001", ("X", ""), "usage.limits.source.max_batch_size"),
             ("[timers.tenants.'a.b']", ("X", ""), "timers.tenants"),
             ("", ("TIDEMARK__TIMERS__ALLOW_NETWORKS", "nowhere"), "timers.allow_networks"),

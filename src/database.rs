@@ -96,8 +96,8 @@ pub fn is_passing(error: &sqlx::Error) -> bool {
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed => true,
         sqlx::Error::Database(error) => error.code().is_some_and(|code| {
-            // Connection exceptions, too many of them, operator's intervention, serialization failures and deadlocks.
-            ["08", "53", "57P", "40"].iter().any(|class| code.starts_with(class))
+            // Connection exceptions, too many of them, locks that others hold, operator's intervention, serialization failures and deadlocks.
+            ["08", "53", "55P", "57P", "40"].iter().any(|class| code.starts_with(class))
         }),
         _ => false,
     }

@@ -12,6 +12,7 @@
 //!
 //! Read it is by event time ([`query`], from a [`cursor`]) or in the order of acceptance ([`feed`]); [`correct`] amends and
 //! withdraws single records, [`backfill`] replaces ranges, which [`ranges`] closes to live records meanwhile.
+//! [`retention`] lets go what is kept no longer.
 
 mod audit;
 mod backfill;
@@ -29,6 +30,7 @@ mod query;
 mod ranges;
 pub(crate) mod record;
 mod refusals;
+mod retention;
 mod rules;
 mod sink;
 pub(crate) mod store;
@@ -56,11 +58,11 @@ use crate::{
     api::{
         Name,
         usage::{
-            AmendRecord, CancelBackfill, ChangeUnit, CommitBackfill, DeprecateRecord, GetBackfill, GetHistory,
-            GetInvoiced, GetLimits, GetMetadata, GetRecord, GetSourceLimits, Ingest, ListQuarantine, ListSources,
-            ListUnits, MOST_EVENTS, MarkInvoiced, QueryRecords, ReadFeed, RegisterSource, RegisterUnit,
-            ReplayQuarantine, RevertBackfill, SendBackfillEvents, SetLimits, SetSourceLimits, SubmitBackfill,
-            SubmitElevatedBackfill,
+            AmendRecord, ApplyRetention, CancelBackfill, ChangeRetention, ChangeUnit, CommitBackfill, DeprecateRecord,
+            GetBackfill, GetHistory, GetInvoiced, GetLimits, GetMetadata, GetRecord, GetRetention, GetSourceLimits,
+            Ingest, ListQuarantine, ListSources, ListUnits, MOST_EVENTS, MarkInvoiced, QueryRecords, ReadFeed,
+            RegisterSource, RegisterUnit, ReplayQuarantine, ReportRetention, RevertBackfill, SendBackfillEvents,
+            SetLimits, SetSourceLimits, SubmitBackfill, SubmitElevatedBackfill,
         },
     },
     clock::Clock,
@@ -77,6 +79,7 @@ use cursor::Cursors;
 use limits::LimitTable;
 use ranges::Ranges;
 use refusals::Refusals;
+use retention::Retainer;
 use sink::Sink;
 use types::Types;
 use upkeep::Upkeep;
@@ -90,6 +93,7 @@ pub struct Usage {
     cursors: Cursors,
     shards: u16,
     ranges: Arc<Ranges>,
+    retention: Arc<Retainer>,
     /// How long work on a range may take until it must say that it goes on.
     lease: Duration,
     backfill_pace: DefaultKeyedRateLimiter<Name>,
@@ -156,8 +160,15 @@ impl Usage {
         tracker.spawn(ranges.clone().follow(database.clone(), stop.clone()));
         let refusals = Arc::new(Refusals::default());
         tracker.spawn(refusals.clone().write(database.clone(), stop.clone()));
+        let retention = Arc::new(Retainer {
+            database: database.clone(),
+            types: types.clone(),
+            clock: clock.clone(),
+            default_days: usage.retention_days,
+        });
         let upkeep = Upkeep {
             database: database.clone(),
+            retention: retention.clone(),
             quarantine_kept: usage.quarantine_kept,
             reconciliation_kept: usage.reconciliation_kept,
         };
@@ -185,6 +196,7 @@ impl Usage {
             cursors: Cursors::default(),
             shards: usage.shards,
             ranges,
+            retention,
             lease,
             backfill_pace: DefaultKeyedRateLimiter::keyed(Quota::per_second(pace).allow_burst(burst)),
             tracker: tracker.clone(),
@@ -225,6 +237,10 @@ impl Usage {
         hosted.add::<RevertBackfill>(self);
         hosted.add::<GetInvoiced>(self);
         hosted.add::<MarkInvoiced>(self);
+        hosted.add::<GetRetention>(self);
+        hosted.add::<ChangeRetention>(self);
+        hosted.add::<ReportRetention>(self);
+        hosted.add::<ApplyRetention>(self);
         hosted.add::<ListQuarantine>(self);
         hosted.add::<ReplayQuarantine>(self);
         hosted.add::<GetMetadata>(self);

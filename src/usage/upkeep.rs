@@ -1,16 +1,18 @@
 //! What the ledger needs now and then: partitions ahead of time, and an end to what is kept for a while.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
+use super::retention::Retainer;
 use super::store::{extend_partitions, forget_minutes, forget_quarantined};
 
 const INTERVAL: Duration = Duration::from_secs(3600);
 
 pub struct Upkeep {
     pub database: PgPool,
+    pub retention: Arc<Retainer>,
     pub quarantine_kept: Duration,
     pub reconciliation_kept: Duration,
 }
@@ -23,6 +25,11 @@ impl Upkeep {
                 Ok(0) => {}
                 Ok(made) => tracing::info!(made, "usage: partitions were made"),
                 Err(error) => tracing::warn!(%error, "usage: upkeep is tried again in an hour"),
+            }
+            match self.retention.apply().await {
+                Ok(report) if report.partitions.is_empty() && report.records.is_empty() => {}
+                Ok(report) => tracing::info!(?report, "usage: what was kept long enough is gone"),
+                Err(error) => tracing::warn!(%error, "usage: retention is tried again in an hour"),
             }
             if stop.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_none() {
                 return;

@@ -45,6 +45,7 @@ mod usage_limits;
 mod usage_promises;
 mod usage_quarantine;
 mod usage_query;
+mod usage_retention;
 mod usage_units;
 mod watermark;
 mod wire;

@@ -68,7 +68,7 @@ fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 /// Tallies are what the ledger has, and heads are the latest active readings.
-async fn is_consistent(database: &PgPool) {
+pub async fn is_consistent(database: &PgPool) {
     let (tallied, kept): (i64, i64) = sqlx::query_as(
         "select (select coalesce(sum(records), 0)::bigint from usage_tallies), (select count(*) from usage_records)",
     )

@@ -9,6 +9,7 @@ mod limits;
 mod metadata;
 mod quarantine;
 mod record;
+mod retention;
 mod units;
 
 pub use backfill::{
@@ -24,6 +25,10 @@ pub use limits::{EffectiveLimits, LimitOverrides, Limits};
 pub use metadata::{Metadata, MetadataRequest, Minute, StorageHealth};
 pub use quarantine::{LISTED, MOST_LISTED, Quarantine, QuarantineFilter, Quarantined, Replay, Replayed};
 pub use record::{Ingested, Reason, RecordBodies, Rejection, UsageRecord};
+pub use retention::{
+    LEAST_RETENTION, MOST_RETENTION, Retention, RetentionReport, RetentionScope, RetiredPartition, RetiredRecords,
+    SetRetention,
+};
 pub use units::{ChangedUnit, MetricKind, NewSource, NewUnit, Priority, Source, Sources, Unit, Units};
 
 use super::{NoParameters, WholeBody, operation::operations};
@@ -188,6 +193,38 @@ operations! {
         scope: Tenant,
         success: 200,
         routes: [Put "/api/uc/v1/admin/invoiced/{tenant}"],
+    }
+
+    /// How long a tenant's usage of a type is kept. `*` stands for all.
+    get_retention = GetRetention(): RetentionScope => Retention {
+        verb: "retention",
+        scope: Operator,
+        success: 200,
+        routes: [Get "/api/uc/v1/admin/retention/{tenant}/{usage_type}"],
+    }
+
+    /// Sets how long a tenant's usage of a type is kept. `*` stands for all; type goes over tenant, and tenant over global.
+    set_retention = ChangeRetention(): SetRetention => Retention {
+        verb: "retention-set",
+        scope: Operator,
+        success: 200,
+        routes: [Put "/api/uc/v1/admin/retention/{tenant}/{usage_type}"],
+    }
+
+    /// What would go now, because no policy keeps it.
+    report_retention = ReportRetention(): NoParameters => RetentionReport {
+        verb: "retention-report",
+        scope: Operator,
+        success: 200,
+        routes: [Get "/api/uc/v1/admin/retention"],
+    }
+
+    /// Lets go now what no policy keeps, as is done every hour.
+    apply_retention = ApplyRetention(): NoParameters => RetentionReport {
+        verb: "retention-run",
+        scope: Operator,
+        success: 200,
+        routes: [Post "/api/uc/v1/admin/retention/run"],
     }
 
     /// What was refused, newest first, with the reasons.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use rust_decimal::Decimal;
 use serde_json::json;
 use uuid::Uuid;
@@ -35,14 +35,21 @@ const SHOWN: usize = 100;
 impl Handle<SubmitBackfill> for Usage {
     async fn handle(&self, call: Call<SubmitBackfill>) -> Result<BackfillAnswer> {
         self.check_window(&call.request.time_range)?;
-        self.submit(&call.target, &call.request, &call.context).await
+        self.submit(&call.target, kept(call.request), &call.context).await
     }
 }
 
 impl Handle<SubmitElevatedBackfill> for Usage {
     async fn handle(&self, call: Call<SubmitElevatedBackfill>) -> Result<BackfillAnswer> {
-        self.submit(&call.target, &call.request, &call.context).await
+        self.submit(&call.target, kept(call.request), &call.context).await
     }
+}
+
+/// As the database keeps times.
+fn kept(mut request: BackfillRequest) -> BackfillRequest {
+    let TimeRange { from, to } = request.time_range;
+    request.time_range = TimeRange { from: from.trunc_subsecs(6), to: to.trunc_subsecs(6) };
+    request
 }
 
 impl Usage {
@@ -59,9 +66,10 @@ impl Usage {
     async fn submit(
         &self,
         (tenant, source): &(Name, Name),
-        request: &BackfillRequest,
+        request: BackfillRequest,
         context: &Context,
     ) -> Result<BackfillAnswer> {
+        let request = &request;
         check_reason(&request.reason)?;
         check_name("usage_type", Some(&request.usage_type))?;
         check_range("time_range.from", "time_range.to", Some(request.time_range.from), Some(request.time_range.to))?;

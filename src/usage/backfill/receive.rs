@@ -51,7 +51,7 @@ impl Handle<SendBackfillEvents> for Usage {
 
 impl Usage {
     /// A type that there is.
-    pub(super) async fn known_type(&self, name: &str) -> Result<Arc<Type>> {
+    pub(in crate::usage) async fn known_type(&self, name: &str) -> Result<Arc<Type>> {
         if self.types.known(name)?.is_none() {
             self.types.catch_up().await?;
         }

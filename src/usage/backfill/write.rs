@@ -87,6 +87,7 @@ impl Usage {
         }
         self.show(operation.id, "closing", added, total).await;
         self.settle(&mut transaction, operation).await?;
+        backfills::widen_touched(&mut transaction, operation).await.map_err(unavailable)?;
         backfills::tally_added(&mut transaction, operation).await.map_err(unavailable)?;
         backfills::feed_touched(&mut transaction, operation).await.map_err(unavailable)?;
         let ours =

@@ -6,6 +6,7 @@
 //! writer any more, and nothing that he did counts; so nothing is acknowledged, redelivered or written twice, whatever
 //! crashes. While one batch is written the next is read.
 
+mod catalog;
 mod incoming;
 mod judge;
 mod parking;

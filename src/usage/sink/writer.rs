@@ -7,6 +7,7 @@ use sqlx::{Acquire, PgConnection};
 use uuid::Uuid;
 
 use super::{
+    catalog::Catalog,
     judge::{self, Decision, Judge, Known},
     parking::{self, Barriers, Parking},
     reader::{Item, Read, Received},
@@ -30,6 +31,7 @@ pub struct Writer {
     pub position: i64,
     /// Whether records of this shard wait for a range.
     pub something_waits: bool,
+    catalog: Catalog,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +121,10 @@ impl Batch {
         accepted.map(|(message, item, _)| (message, item))
     }
 
+    fn accepted_records(&self) -> impl Iterator<Item = &record::Record> {
+        self.accepted().filter_map(|(_, item)| item.read.record())
+    }
+
     /// What the feed tells of it.
     fn entries(&self) -> Vec<store::Entry<'_>> {
         let id = |item: &Item| item.read.record().map(|record| record.id);
@@ -150,7 +156,7 @@ impl Batch {
 
 impl Writer {
     pub fn new(shard: i32, stream_created: String, position: i64) -> Self {
-        Self { shard, stream_created, position, something_waits: true }
+        Self { shard, stream_created, position, something_waits: true, catalog: Catalog::default() }
     }
 
     /// Writes a batch, and moves on. Either everything is written or nothing.
@@ -169,11 +175,13 @@ impl Writer {
             waiters: store::waiters(&mut transaction, self.shard).await?,
         };
         batch.decisions = decide(&mut transaction, batch, &barriers).await?;
+        let widened = self.catalog.widen(&mut transaction, batch.accepted_records()).await?;
         let parked = keep_waiting(&mut transaction, self.shard, batch).await?;
         keep_account(&mut transaction, batch).await?;
         keep_refused(&mut transaction, batch).await?;
         store::append_feed(&mut transaction, Lane::Live, until, &batch.entries()).await?;
         transaction.commit().await?;
+        self.catalog.note(widened);
         self.something_waits = parked || barriers.waiters.any;
         self.position = to;
         Ok(())

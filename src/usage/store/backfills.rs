@@ -401,6 +401,21 @@ pub async fn tally_added(connection: &mut PgConnection, operation: &Operation) -
     bind_touched!(tally, operation).execute(connection).await.map(drop)
 }
 
+/// Widens the catalog of partitions by what was added.
+pub async fn widen_touched(connection: &mut PgConnection, operation: &Operation) -> Result<(), sqlx::Error> {
+    let widen = sqlx::query(concat!(
+        "update usage_partitions part set least_event = least(least_event, new.least),
+             greatest_event = greatest(greatest_event, new.greatest), last_written = clock_timestamp()
+         from (
+             select tableoid, min(event_timestamp) as least, max(event_timestamp) as greatest from ",
+        touched!(),
+        " and status = 'active' group by tableoid
+         ) as new join pg_class class on class.oid = new.tableoid
+         where part.name = class.relname"
+    ));
+    bind_touched!(widen, operation).execute(connection).await.map(drop)
+}
+
 /// Tells the feed of all that was touched, what is archived first.
 pub async fn feed_touched(connection: &mut PgConnection, operation: &Operation) -> Result<(), sqlx::Error> {
     let feed = sqlx::query(concat!(

@@ -11,6 +11,7 @@ mod partitions;
 mod quarantine;
 pub mod ranges;
 mod records;
+pub mod retention;
 mod shards;
 mod tallies;
 
