@@ -8,7 +8,7 @@ use uuid::{NoContext, Timestamp, Uuid};
 use crate::{
     support::{ADMIN_TOKEN, API_KEY, Deployment, Http},
     usage::{METADATA, record, rows, with},
-    usage_backfill::is_consistent,
+    usage_backfill::tallies_match,
 };
 
 const RETENTION: &str = "/api/uc/v1/admin/retention";
@@ -119,7 +119,7 @@ async fn what_is_set_for_a_type_goes_over_what_is_set_for_its_tenant() {
     assert_eq!(other.all("").await.len(), 1, "the other tenant's is kept");
     let metadata = http.get(METADATA).await.json();
     assert_eq!(metadata["total_records"], 4);
-    is_consistent(&deployment.database().await).await;
+    tallies_match(&deployment.database().await).await;
     // The feed passes over what is gone.
     let page = http.fed("limit=100").await;
     assert_eq!(page["records"].as_array().unwrap().len(), 4);
@@ -181,7 +181,7 @@ async fn whole_partitions_go_in_an_instant_and_leave_no_hole() {
     let after = partitions().await;
     // One empty table takes the place of neighbours; a partition that was in use may stand between.
     assert!(after.1 >= 1 && after.0 + after.1 < before.0, "{before:?} {after:?}");
-    is_consistent(&database).await;
+    tallies_match(&database).await;
     // What comes late for a week that is gone has a place all the same.
     http.write_old("calls", vec![old("calls", "late", 45), old("calls", "later", 60)]).await;
     let placed: i64 = sqlx::query_scalar(
@@ -191,12 +191,12 @@ async fn whole_partitions_go_in_an_instant_and_leave_no_hole() {
     .await
     .unwrap();
     assert_eq!(placed, 2);
-    is_consistent(&database).await;
+    tallies_match(&database).await;
     // And is not lost when more weeks go.
     clock.set(Utc::now() + TimeDelta::days(60));
     admin.keep_for("*/*", 2555).await;
     admin.keep_for("*/calls", 55).await;
     admin.apply_retention().await;
     assert!(partitions().await.1 <= after.1);
-    is_consistent(&database).await;
+    tallies_match(&database).await;
 }
