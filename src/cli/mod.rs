@@ -1,5 +1,6 @@
 //! The command line.
 
+mod backfill;
 mod bench;
 mod call;
 mod doctor;
@@ -7,7 +8,9 @@ mod instances;
 mod lines;
 mod noid;
 mod noid_tool;
+mod records;
 mod remote;
+mod report;
 mod serve;
 mod stage;
 mod streams;

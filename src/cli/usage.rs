@@ -1,24 +1,24 @@
 //! `tidemark usage`: the usage ledger of a running deployment.
 
-use std::{collections::BTreeMap, io};
-
 use chrono::{DateTime, Utc};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use futures::{StreamExt, stream::select};
-use serde_json::{Map, Value, json, value::RawValue};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::{
     Failure, Outcome,
-    lines::{Beside, Lines},
+    backfill::{self, BackfillOptions},
     print, print_row, print_to_reader,
+    records::{Format, Records},
     remote::Verbs,
+    report::{self, ReportOptions},
     show,
 };
 use crate::{
     api::{
         Name, NoParameters,
-        usage::{MetadataRequest, QuarantineFilter, Quarantined, Replay, UsageRecord},
+        usage::{BackfillId, BackfillReversion, MetadataRequest, QuarantineFilter, Quarantined, Replay, UsageRecord},
     },
     client::{Client, Delivered},
     config::Config,
@@ -65,6 +65,19 @@ pub enum Verb {
         #[arg(required = true)]
         ids: Vec<Uuid>,
     },
+    /// Replace what the ledger has of one type in a range of time by the records on stdin, all of it or nothing.
+    Backfill(Box<BackfillOptions>),
+    /// Show a backfill: who, what, why, how far.
+    BackfillStatus { id: Uuid },
+    /// Take a backfill back.
+    BackfillRevert {
+        id: Uuid,
+        /// Why, for those who ask later
+        #[arg(long)]
+        reason: String,
+    },
+    /// Add up what was used, by unit, resource and day. The ledger keeps records; sums are derived from them.
+    Report(Box<ReportOptions>),
     /// Show what the ledger has, and what came in the last hour.
     Status,
 }
@@ -98,12 +111,6 @@ pub struct EmitOptions {
     /// Give records on stdin that have no key or no time a new key and the present time. Sent again, they count again.
     #[arg(long, conflicts_with = "usage_type")]
     fill: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Format {
-    Jsonl,
-    Csv,
 }
 
 pub async fn run(config: &Config, options: UsageOptions) -> Outcome {
@@ -148,6 +155,16 @@ async fn converse(client: &Client, tenant: &Name, subject: &Name, verb: Verb, js
                 None => Ok(()),
             }
         }
+        Verb::Backfill(options) => backfill::run(client, tenant, *options, json).await,
+        Verb::BackfillStatus { id } => {
+            let backfill = client.get_backfill(tenant, &BackfillId { id }).await?;
+            show(json, &backfill, || backfill::print_backfill(&backfill))
+        }
+        Verb::BackfillRevert { id, reason } => {
+            let backfill = client.revert_backfill(tenant, &BackfillReversion { id, reason }).await?;
+            show(json, &backfill, || backfill::print_backfill(&backfill))
+        }
+        Verb::Report(options) => report::run(client, tenant, *options, json).await,
         Verb::Status => {
             let metadata = client.usage_metadata(tenant, &MetadataRequest::default()).await?;
             show(json, &metadata, || {
@@ -211,20 +228,16 @@ async fn emit(client: &Client, tenant: &Name, options: EmitOptions, json: bool) 
             sent.add(client.deliver(&target, vec![record]).await);
         }
         None => {
-            let mut lines = Lines::of_stdin(Beside::Nothing);
-            let (mut records, mut number, mut table) = (Vec::with_capacity(BATCH), 0, None);
-            while let Some(line) = lines.next()? {
-                number += 1;
-                if line.trim_ascii().is_empty() {
-                    continue;
-                }
-                match understand(line, options.format, &mut table, options.fill) {
-                    Ok(record) => records.extend(record),
+            let mut lines = Records::of_stdin(options.format);
+            let mut records = Vec::with_capacity(BATCH);
+            while let Some(object) = lines.next()? {
+                match complete(object, options.fill) {
+                    Ok(record) => records.push(record),
                     Err(problem) => {
                         let so_far = sent.accepted + sent.duplicates + sent.buffered + sent.rejected;
                         let sent =
                             format!("{so_far} records before it were sent; with the same keys they may be sent again");
-                        return Err(Failure(format!("line {number}: {problem} ({sent})")));
+                        return Err(Failure(format!("line {}: {problem} ({sent})", lines.number())));
                     }
                 }
                 if records.len() == BATCH {
@@ -244,66 +257,6 @@ async fn emit(client: &Client, tenant: &Name, options: EmitOptions, json: bool) 
         0 => Ok(()),
         count => Err(Failure(format!("{count} records were refused"))),
     }
-}
-
-/// The cells of a line.
-fn cells(line: &[u8]) -> Result<Vec<String>, csv::Error> {
-    let mut reader = csv::ReaderBuilder::new().has_headers(false).trim(csv::Trim::All).from_reader(line);
-    match reader.records().next() {
-        Some(record) => Ok(record?.iter().map(str::to_owned).collect()),
-        None => Err(io::Error::other("no cells").into()),
-    }
-}
-
-/// A row of the table as an object. Empty cells are not given.
-fn row(fields: &[String], line: &[u8]) -> Result<Map<String, Value>, String> {
-    let cells = cells(line).map_err(|error| error.to_string())?;
-    if cells.len() != fields.len() {
-        return Err(format!("{} cells, but the first line has {}", cells.len(), fields.len()));
-    }
-    let (mut object, mut metadata) = (Map::new(), BTreeMap::new());
-    for (field, cell) in fields.iter().zip(cells).filter(|(_, cell)| !cell.is_empty()) {
-        match field.strip_prefix("metadata.") {
-            Some(member) => drop(metadata.insert(member.to_owned(), cell)),
-            None => drop(object.insert(field.clone(), cell.into())),
-        }
-    }
-    if !metadata.is_empty() {
-        object.insert("metadata".to_owned(), json!(metadata));
-    }
-    Ok(object)
-}
-
-/// The record of a line. The first line of a table has none.
-fn understand(
-    line: &[u8],
-    format: Format,
-    table: &mut Option<Vec<String>>,
-    fill: bool,
-) -> Result<Option<UsageRecord>, String> {
-    let object = match (format, &table) {
-        (Format::Jsonl, _) => object(line).map_err(|error| error.to_string())?,
-        (Format::Csv, Some(fields)) => row(fields, line)?,
-        (Format::Csv, None) => {
-            *table = Some(cells(line).map_err(|error| error.to_string())?);
-            return Ok(None);
-        }
-    };
-    complete(object, fill).map(Some)
-}
-
-/// A line of JSON. The value stays as it is written: a number has more digits than a double can hold.
-fn object(line: &[u8]) -> serde_json::Result<Map<String, Value>> {
-    let members: BTreeMap<String, &RawValue> = serde_json::from_slice(line)?;
-    let member = |(name, raw): (String, &RawValue)| {
-        let is_number = raw.get().starts_with(|first: char| first == '-' || first.is_ascii_digit());
-        let value = match name == "value" && is_number {
-            true => raw.get().into(),
-            false => serde_json::from_str(raw.get())?,
-        };
-        Ok((name, value))
-    };
-    members.into_iter().map(member).collect()
 }
 
 fn complete(mut object: Map<String, Value>, fill: bool) -> Result<UsageRecord, String> {

@@ -120,3 +120,75 @@ async fn without_a_service_the_command_says_so() {
     let (code, _, problem) = tidemark(&["usage", "units"], deployment.environment()).await;
     assert!(code == Some(1) && problem.contains("nobody answers on tm.usage.units.default"), "{problem}");
 }
+
+#[tokio::test]
+async fn backfills_and_reports_at_the_command_line() {
+    let (deployment, _server, http) = ledger().await;
+    let run = async |arguments: &[&str], input: &str| {
+        let arguments = [&["usage"], arguments].concat();
+        tidemark_reading(&arguments, deployment.environment(), input).await
+    };
+    let day = (chrono::Utc::now() - chrono::TimeDelta::days(3)).date_naive();
+    let (from, to) = (format!("{day}T00:00:00Z"), format!("{day}T12:00:00Z"));
+    let range = ["backfill", "--type", "calls", "--from", &from, "--to", &to, "--reason", "a meter was wrong"];
+    // More than one request, as a table.
+    let mut table = "usage_type,resource_id,value,event_timestamp,idempotency_key\n".to_owned();
+    for n in 0..2500 {
+        table.push_str(&format!("calls,r{},0.5,{day}T01:00:00Z,key-{n}\n", n % 2));
+    }
+    let (code, printed, problem) =
+        run(&[&range[..], &["--format", "csv", "--blocking", "--json"]].concat(), &table).await;
+    assert_eq!(code, Some(0), "{problem}");
+    let done: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((&done["status"], &done["events_added"]), (&json!("completed"), &json!(2500)));
+    let id = done["id"].as_str().unwrap();
+    // A dry run, and lines that can't be.
+    let line = format!(
+        r#"{{"usage_type":"calls","resource_id":"r0","value":7,"event_timestamp":"{day}T02:00:00Z","idempotency_key":"k"}}"#
+    );
+    let (code, printed, problem) = run(&[&range[..], &["--dry-run"]].concat(), &line).await;
+    assert!(
+        code == Some(0) && printed.contains("archived    2500") && printed.contains("added       1"),
+        "{printed}{problem}"
+    );
+    let outside = line.replace("T02:00", "T13:00");
+    let (code, _, problem) = run(&range, &format!("{line}\n{outside}\n")).await;
+    assert!(
+        code == Some(1) && problem.contains("line 2: event_timestamp") && problem.contains("nothing was changed"),
+        "{problem}"
+    );
+    let (code, _, problem) = run(&range, "nonsense").await;
+    assert!(code == Some(1) && problem.contains("line 1"), "{problem}");
+
+    let (code, printed, problem) = run(&["report", "--from", &from], "").await;
+    assert_eq!(code, Some(0), "{problem}");
+    assert!(printed.contains("derived from the raw records of default"), "{printed}");
+    assert!(printed.contains(&format!("calls\tr0\t{day}\t1250 records\t625")), "{printed}");
+    // Counters by how much they have grown.
+    for (minutes, value) in [(30, 100), (20, 140), (10, 150)] {
+        let reading = crate::usage::with(record("bytes", "disk", value), "event_timestamp", crate::usage::ago(minutes));
+        assert_eq!(http.verdict(reading).await, (1, 0, vec![]));
+    }
+    let drawing = std::env::temp_dir().join(format!("tidemark-report-{}.svg", uuid::Uuid::new_v4()));
+    let svg = drawing.to_str().unwrap();
+    let (code, printed, problem) =
+        run(&["report", "--from", &from, "--by", "unit", "--output", "csv", "--svg", svg], "").await;
+    assert_eq!(code, Some(0), "{problem}");
+    assert_eq!(printed.trim(), "unit,metric_kind,records,total\nbytes,counter,3,50\ncalls,gauge,2500,1250");
+    assert!(problem.contains("derived"), "{problem}");
+    let drawn = std::fs::read_to_string(&drawing).unwrap();
+    std::fs::remove_file(&drawing).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("calls") && drawn.contains("derived from raw records"));
+    let (code, printed, _) = run(&["report", "--from", &from, "--by", "unit,day", "--output", "plot"], "").await;
+    assert!(code == Some(0) && printed.contains("█"), "{printed}");
+    let (_, printed, _) = run(&["report", "--from", &from, "--type", "calls", "--by", "resource", "--json"], "").await;
+    let report: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((&report["derived"], &report["rows"][0]["total"]), (&json!(true), &json!("625")));
+
+    let (code, printed, problem) = run(&["backfill-revert", id, "--reason", "it was right"], "").await;
+    assert!(code == Some(0) && printed.contains("it was right"), "{printed}{problem}");
+    let (code, printed, _) = run(&["backfill-status", id], "").await;
+    assert!(code == Some(0) && printed.contains("status      completed") && printed.contains("reverted"), "{printed}");
+    let (code, _, problem) = run(&["backfill-revert", id, "--reason", "again"], "").await;
+    assert!(code == Some(1) && problem.contains("reverted before"), "{problem}");
+}
