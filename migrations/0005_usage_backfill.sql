@@ -39,12 +39,16 @@ create table backfill_ranges (
     phase        text        not null,
     done         bigint      not null default 0,
     total        bigint      not null default 0,
-    lease_until  timestamptz not null
+    lease_until  timestamptz not null,
+    begun_at     timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);
 
 -- What was accepted before a backfill began must be known exactly: the time is that of the writing, when the range was
 -- looked at, and not that of the transaction's beginning.
 alter table usage_records alter column created_at set default clock_timestamp();
+
+-- The backfill that added a record; backfill_operation_id is the one that archived it.
+alter table usage_records add column added_by uuid;
 
 -- What was taken back, once.
 create table backfill_reversions (
@@ -80,6 +84,8 @@ create table usage_parked (
     shard           integer     not null,
     tenant_id       text        not null,
     source_id       text        not null,
+    -- When the stream had it; one that comes from quarantine came first before that.
+    arrived_at      timestamptz not null,
     came_at         timestamptz not null,
     user_id         text,
     usage_type      text        not null,
@@ -92,7 +98,7 @@ create table usage_parked (
 );
 
 create index usage_parked_by_shard on usage_parked (shard, position);
-create index usage_parked_by_tenant on usage_parked (tenant_id, came_at);
+create index usage_parked_by_tenant on usage_parked (tenant_id, arrived_at);
 
 -- Until when a tenant has been invoiced.
 create table usage_invoiced (

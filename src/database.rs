@@ -59,13 +59,22 @@ pub fn reading_pool(database: &config::Database, connections: u32) -> Result<PgP
         "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_bitmapscan = off;
         set enable_sort = off; set statement_timeout = '10s'; set default_transaction_read_only = on";
     let options = pool_options(connections).after_connect(|connection, _| {
-        Box::pin(async move { sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop) })
+        Box::pin(async move {
+            sqlx::raw_sql(CAUTION).execute(&mut *connection).await?;
+            sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop)
+        })
     });
     Ok(options.connect_lazy_with(connect_options(database)?))
 }
 
+/// Whoever vanishes in the middle of a transaction lets go of what he holds.
+const CAUTION: &str = "set idle_in_transaction_session_timeout = '60s'; set tcp_keepalives_idle = 10;
+    set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3";
+
 fn pool_options(connections: u32) -> PgPoolOptions {
-    PgPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(3))
+    PgPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(3)).after_connect(
+        |connection, _| Box::pin(async move { sqlx::raw_sql(CAUTION).execute(connection).await.map(drop) }),
+    )
 }
 
 fn connect_options(database: &config::Database) -> Result<PgConnectOptions, DatabaseError> {

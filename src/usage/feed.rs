@@ -8,25 +8,25 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use futures::StreamExt;
 use serde_json::json;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
     Usage,
     query::{fitting, within},
     record::invalid_field,
-    store::{self, FeedHeads, Lane, Told, unavailable},
+    store::{self, FeedHeads, Lane, Row, Told, unavailable},
 };
 use crate::{
     api::{
-        Call, Handle,
+        Call, Handle, Name,
         usage::{FeedPage, FeedRequest, MOST_OF_THE_FEED, PAGE, ReadFeed},
     },
-    error::Result,
+    error::{Code, Error, Result},
     events::Events,
 };
 
 /// How long an answer may be held back.
-const MOST_WAIT: f64 = 30.0;
+const MOST_WAIT: f64 = 25.0;
 
 /// Whoever waits looks again after this, should the news have been lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -64,7 +64,7 @@ impl FromStr for Position {
 
 impl Handle<ReadFeed> for Usage {
     async fn handle(&self, call: Call<ReadFeed>) -> Result<FeedPage> {
-        let (tenant, request) = (call.target.as_str(), &call.request);
+        let (tenant, request) = (&call.target, &call.request);
         let limit = within("limit", request.limit, PAGE, MOST_OF_THE_FEED)?;
         let from = position(request)?;
         let wait = request.wait.unwrap_or(0.0);
@@ -75,7 +75,13 @@ impl Handle<ReadFeed> for Usage {
         if !page.records.is_empty() || wait == 0.0 {
             return Ok(page);
         }
-        self.feed_later(tenant, from, limit, Instant::now() + Duration::from_secs_f64(wait)).await
+        let Some(_turn) = self.waiting_turns.try_take(tenant) else {
+            let message = "too many wait for this tenant's feed already";
+            return Err(Error::new(Code::RateLimited, message).retry_after(LOOK_AGAIN));
+        };
+        // An answer must come before whoever passes it on has given up.
+        let wait = Duration::from_secs_f64(wait).min(self.longest_wait);
+        self.feed_later(tenant, from, limit, Instant::now() + wait).await
     }
 }
 
@@ -88,26 +94,40 @@ fn position(request: &FeedRequest) -> Result<Position> {
 
 impl Usage {
     /// Waits for something new.
-    async fn feed_later(&self, tenant: &str, from: Position, limit: usize, deadline: Instant) -> Result<FeedPage> {
-        let news = self.events.follow(format!("usage.fed.{tenant}")).await;
-        let mut news = news?;
+    async fn feed_later(&self, tenant: &Name, from: Position, limit: usize, deadline: Instant) -> Result<FeedPage> {
+        // Without news it is looked now and then.
+        let mut news = self.events.follow(format!("usage.fed.{tenant}")).await.ok();
         loop {
             // Also right after listening has begun.
             let page = self.feed(tenant, from, limit).await?;
             if !page.records.is_empty() || Instant::now() >= deadline {
                 return Ok(page);
             }
-            timeout_at(deadline.min(Instant::now() + LOOK_AGAIN), news.next()).await.ok();
+            let heard = async {
+                match &mut news {
+                    Some(news) => news.next().await,
+                    None => None,
+                }
+            };
+            let look_at = deadline.min(Instant::now() + LOOK_AGAIN);
+            if let Ok(None) = timeout_at(look_at, heard).await {
+                news = None;
+                sleep_until(look_at).await;
+            }
         }
     }
 
-    async fn feed(&self, tenant: &str, from: Position, limit: usize) -> Result<FeedPage> {
+    async fn feed(&self, tenant: &Name, from: Position, limit: usize) -> Result<FeedPage> {
+        let _turn = self.reading_turns.take(tenant).await?;
+        let tenant = tenant.as_str();
         let heads = store::feed_heads(&self.reading, tenant, self.shards).await.map_err(unavailable)?;
         if from.live > heads.live || from.corrections > heads.corrections {
             let problem = "is ahead of the ledger: it belongs to another tenant, or the ledger was put back";
             return Err(invalid_field("position", problem));
         }
         let mut reading = Reading { position: from, watermark: None, records: Vec::new(), bytes: self.most_bytes() };
+        // More would not fit into a message.
+        let limit = limit.min(reading.bytes / Row::LEAST_SIZE);
         self.read_lane(tenant, Lane::Live, heads, limit, &mut reading).await?;
         if reading.position.live == heads.live {
             self.read_lane(tenant, Lane::Corrections, heads, limit, &mut reading).await?;

@@ -34,6 +34,7 @@ mod retention;
 mod rules;
 mod sink;
 pub(crate) mod store;
+mod turns;
 mod types;
 mod units;
 mod upkeep;
@@ -48,7 +49,7 @@ use std::{
 use governor::{DefaultKeyedRateLimiter, Quota};
 
 use sqlx::PgPool;
-use tokio::time::timeout;
+use tokio::{sync::Semaphore, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use limits::TenantLimits;
@@ -81,6 +82,7 @@ use ranges::Ranges;
 use refusals::Refusals;
 use retention::Retainer;
 use sink::Sink;
+use turns::Turns;
 use types::Types;
 use upkeep::Upkeep;
 use verdicts::Verdicts;
@@ -97,6 +99,11 @@ pub struct Usage {
     /// How long work on a range may take until it must say that it goes on.
     lease: Duration,
     backfill_pace: DefaultKeyedRateLimiter<Name>,
+    backfills_at_once: Semaphore,
+    /// Whose turn it is to read, and to wait for the feed.
+    reading_turns: Turns,
+    waiting_turns: Turns,
+    longest_wait: Duration,
     tracker: TaskTracker,
     stop: CancellationToken,
     me: Weak<Self>,
@@ -136,6 +143,13 @@ pub fn connections(config: &Config) -> u32 {
 
 /// The connections for pages. As many queries run at once, whatever is asked.
 pub const READERS: u32 = 4;
+
+/// What one tenant may have of them, and how many of its readers may wait for the feed at once.
+const READS_OF_A_TENANT: usize = 2;
+const WAITS_OF_A_TENANT: usize = 100;
+
+/// Backfills that are written at once: each holds a connection that others need.
+const BACKFILLS: usize = 2;
 
 /// Sinks while they write.
 pub struct Running {
@@ -199,6 +213,10 @@ impl Usage {
             retention,
             lease,
             backfill_pace: DefaultKeyedRateLimiter::keyed(Quota::per_second(pace).allow_burst(burst)),
+            backfills_at_once: Semaphore::new(BACKFILLS),
+            reading_turns: Turns::new(READS_OF_A_TENANT),
+            waiting_turns: Turns::new(WAITS_OF_A_TENANT),
+            longest_wait: config.http.request_timeout.saturating_sub(Duration::from_secs(2)),
             tracker: tracker.clone(),
             stop: stop.clone(),
             me: me.clone(),

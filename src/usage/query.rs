@@ -37,6 +37,7 @@ impl Handle<QueryRecords> for Usage {
             statuses: &statuses,
             after,
         };
+        let _turn = self.reading_turns.take(tenant).await?;
         let mut rows = store::page(&self.reading, &selection, size + 1).await.map_err(unavailable)?;
         let fitting = fitting(rows.iter(), self.most_bytes()).min(size);
         let is_more = rows.len() > fitting;

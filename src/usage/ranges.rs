@@ -90,7 +90,7 @@ impl Ranges {
         }
         let known = self.known.read().expect(UNBROKEN).clone();
         let closing: Vec<&BusyRange> =
-            known.iter().filter(|range| range.blocking && range.tenant_id == tenant).collect();
+            known.iter().filter(|range| range.blocking && range.tenant_id == tenant && is_open(range)).collect();
         if closing.is_empty() {
             return None;
         }
@@ -100,6 +100,11 @@ impl Ranges {
             Some(closed(range))
         })
     }
+}
+
+/// While the database is away, what is known of a range grows old.
+fn is_open(range: &BusyRange) -> bool {
+    range.lease_until > Utc::now()
 }
 
 const UNBROKEN: &str = "no panic while ranges are held";

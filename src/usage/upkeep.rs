@@ -6,9 +6,12 @@ use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 use super::retention::Retainer;
-use super::store::{extend_partitions, forget_minutes, forget_quarantined};
+use super::store::{backfills::forget_orphans, extend_partitions, forget_minutes, forget_quarantined};
 
 const INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Whoever has just started lets nothing go at once: he may have been started with the wrong settings.
+const FIRST: Duration = Duration::from_secs(300);
 
 pub struct Upkeep {
     pub database: PgPool,
@@ -20,19 +23,21 @@ pub struct Upkeep {
 impl Upkeep {
     /// Any number of processes may do it.
     pub async fn run(self, stop: CancellationToken) {
+        let mut pause = FIRST;
         loop {
             match self.tend().await {
                 Ok(0) => {}
                 Ok(made) => tracing::info!(made, "usage: partitions were made"),
-                Err(error) => tracing::warn!(%error, "usage: upkeep is tried again in an hour"),
+                Err(error) => tracing::warn!(%error, "usage: upkeep is tried again in a while"),
             }
+            if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                return;
+            }
+            pause = INTERVAL;
             match self.retention.apply().await {
                 Ok(report) if report.partitions.is_empty() && report.records.is_empty() => {}
                 Ok(report) => tracing::info!(?report, "usage: what was kept long enough is gone"),
                 Err(error) => tracing::warn!(%error, "usage: retention is tried again in an hour"),
-            }
-            if stop.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_none() {
-                return;
             }
         }
     }
@@ -41,6 +46,7 @@ impl Upkeep {
         let made = extend_partitions(&self.database).await?;
         forget_quarantined(&self.database, self.quarantine_kept).await?;
         forget_minutes(&self.database, self.reconciliation_kept).await?;
+        forget_orphans(&self.database).await?;
         Ok(made)
     }
 }

@@ -316,7 +316,8 @@ async fn records_may_come_in_parts() {
         (&json!(2), &json!("validation_error"))
     );
     let other = send(&http, &id, vec![with(one, "value", 9)]).await;
-    assert_eq!((other.status, &other.json()["code"]), (409, &json!("duplicate_record")), "{}", other.text);
+    assert_eq!((other.status, &other.json()["accepted"]), (200, &json!(0)), "{}", other.text);
+    assert_eq!(other.json()["rejected"][0]["reason"]["code"], "duplicate_record", "{}", other.text);
     assert_eq!(http.status(&id).await["progress"]["total"], 4);
     assert_eq!(http.active("").await, pairs(&[("a", "1")]), "nothing is changed yet");
     let done = commit(&http, &id).await;
@@ -347,10 +348,7 @@ async fn a_closed_range_refuses_requests_and_lets_published_records_wait() {
     let (before, after) = (of("bytes", "disk", 4, 50), of("calls", "c", 10, 1));
     assert_eq!(http.verdict(json!([before, after])).await, (2, 0, vec![]), "another type, or another time");
     let corrected = http
-        .amend(
-            &http.all("resource_id=disk").await[2]["id"].as_str().unwrap().to_owned(),
-            json!({ "value": 99, "reason": "x" }),
-        )
+        .amend(http.all("resource_id=disk").await[2]["id"].as_str().unwrap(), json!({ "value": 99, "reason": "x" }))
         .await;
     assert_eq!(
         (corrected.status, &corrected.json()["code"]),
@@ -527,7 +525,7 @@ async fn disjoint_backfills_run_side_by_side() {
     }
     let found = http.all("usage_type=bytes").await;
     assert_eq!(found.len(), 60);
-    assert!(found.iter().all(|one| one["backfill_operation_id"].is_string()));
+    assert!(found.iter().all(|one| one["added_by"].is_string() && one["backfill_operation_id"].is_null()));
     is_consistent(&deployment.database().await).await;
 }
 
@@ -621,6 +619,14 @@ async fn what_was_corrected_since_can_not_be_reverted() {
     assert_eq!(http.revert(&done).await.status, 409);
     assert_eq!(http.revert(&over).await.status, 200);
     assert_eq!(http.active("").await, pairs(&[("b", "3")]));
+    // One that was replaced and put back can be reverted as before.
+    let below = http.submit(request("bytes", (0, 30), vec![of("bytes", "x", 10, 2)])).await.json()["id"].clone();
+    let above = http.submit(request("bytes", (0, 30), vec![of("bytes", "y", 10, 2)])).await.json()["id"].clone();
+    assert_eq!(http.revert(&below).await.status, 409, "something lies above it");
+    for id in [&above, &below] {
+        assert_eq!(http.revert(id).await.status, 200);
+    }
+    assert!(http.active("usage_type=bytes").await.is_empty());
     let error = deployment
         .client()
         .await
@@ -629,6 +635,58 @@ async fn what_was_corrected_since_can_not_be_reverted() {
         .unwrap_err();
     assert_eq!(error.code, Code::NotFound);
     is_consistent(&deployment.database().await).await;
+}
+
+#[tokio::test]
+async fn a_repeat_does_not_wait_for_a_backfill_that_changes_it() {
+    let (deployment, _server, http) = ledger().await;
+    let database = deployment.database().await;
+    let known = of("calls", "a", 10, 1);
+    http.verdict(known.clone()).await;
+    // The backfill has archived the row, and stands still before its commit.
+    let mut holding = database.acquire().await.unwrap();
+    sqlx::raw_sql(
+        "create function stand_still() returns trigger language plpgsql as $$
+         begin perform pg_advisory_xact_lock(7, 7); return null; end $$;
+         create trigger stand_still after update on usage_records for each statement execute function stand_still();
+         select pg_advisory_lock(7, 7);",
+    )
+    .execute(&mut *holding)
+    .await
+    .unwrap();
+    let wanted = with(request("calls", (0, 30), vec![of("calls", "b", 10, 2)]), "mode", "non_blocking");
+    let id = staged(&http, wanted).await;
+    let committing = commit(&http, &id);
+    let repeating = async {
+        eventually("it stands still", async || {
+            let waiting: i64 = sqlx::query_scalar(
+                "select count(*) from pg_locks where locktype = 'advisory' and classid = 7 and not granted",
+            )
+            .fetch_one(&database)
+            .await
+            .unwrap();
+            (waiting > 0).then_some(())
+        })
+        .await;
+        let verdict = http.verdict(json!([known, of("calls", "other", 40, 1)])).await;
+        sqlx::raw_sql("select pg_advisory_unlock(7, 7)").execute(&mut *holding).await.unwrap();
+        verdict
+    };
+    let (done, verdict) = tokio::join!(committing, repeating);
+    assert_eq!(verdict, (1, 1, vec![]), "a verdict, while the backfill was at work");
+    assert!([201, 202].contains(&done.status), "{}", done.text);
+    eventually("it is done", async || (http.status(&id).await["status"] == "completed").then_some(())).await;
+    assert_eq!(http.active("usage_type=calls").await, pairs(&[("b", "2"), ("other", "1")]));
+}
+
+#[tokio::test]
+async fn nobody_has_too_many_backfills_at_once() {
+    let (_deployment, _server, http) = ledger().await;
+    for minute in 0..10 {
+        staged(&http, request("calls", (minute, minute + 1), vec![])).await;
+    }
+    let refused = http.submit(request("calls", (20, 21), vec![])).await;
+    assert_eq!((refused.status, &refused.json()["code"]), (429, &json!("rate_limited")), "{}", refused.text);
 }
 
 #[tokio::test]

@@ -98,7 +98,7 @@ async fn records_come_in_the_order_of_acceptance_and_again_when_corrected() {
         ("position=99999999999999999999-0", "position: must be"),
         ("limit=0", "limit: must lie"),
         ("limit=10001", "limit: must lie"),
-        ("wait=31", "wait: must lie"),
+        ("wait=26", "wait: must lie"),
         ("wait=-1", "wait: must lie"),
         ("wait=soon", "wait"),
         ("page=1", "page"),
@@ -114,7 +114,7 @@ async fn whoever_waits_hears_at_once() {
     let (deployment, _server, http) = ledger().await;
     let nats = deployment.nats().await;
     for round in 0..3 {
-        let query = format!("position={round}-0&wait=30");
+        let query = format!("position={round}-0&wait=20");
         let waiting = http.fed(&query);
         let publishing = async {
             let body = serde_json::to_vec(&record("calls", "r", round)).unwrap();
@@ -143,7 +143,7 @@ async fn nothing_commits_behind_a_position() {
     .await
     .unwrap();
     const SERIES: usize = 6;
-    const ROUNDS: usize = 15;
+    const ROUNDS: usize = 8;
     let write = |series: usize| {
         let (http, resource) = (http.clone(), format!("r{series}"));
         async move {

@@ -126,13 +126,13 @@ pub struct Backfill {
 
 impl Backfill {
     pub fn is_deferred(&self) -> bool {
-        matches!(self.status, BackfillStatus::Pending | BackfillStatus::InProgress)
+        self.progress.is_some() || matches!(self.status, BackfillStatus::Pending | BackfillStatus::InProgress)
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BackfillProgress {
-    /// `receiving`, `archiving`, `writing` or `closing`.
+    /// `receiving`, `archiving`, `writing`, `closing` or `reverting`.
     pub phase: String,
     pub done: i64,
     pub total: i64,

@@ -63,9 +63,12 @@ pub struct LedgerRecord {
     pub event_timestamp: DateTime<Utc>,
     pub idempotency_key: String,
     pub status: Status,
-    /// The backfill that wrote it, or that archived it.
+    /// The backfill that archived it last.
     #[schema(value_type = Option<String>)]
     pub backfill_operation_id: Option<Uuid>,
+    /// The backfill that added it.
+    #[schema(value_type = Option<String>)]
+    pub added_by: Option<Uuid>,
     pub lineage: Option<Vec<String>>,
     pub metadata: Option<Value>,
     /// When it was written down.
@@ -122,7 +125,7 @@ pub struct FeedRequest {
     /// 1 to 10000, 100 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// How many seconds to wait for something new, 0 to 30.
+    /// How many seconds to wait for something new, 0 to 25.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<f64>,
 }

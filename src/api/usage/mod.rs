@@ -176,6 +176,7 @@ operations! {
         verb: "backfill-revert",
         scope: Usage,
         success: 200,
+        deferred: 202,
         routes: [Post "/api/uc/v1/usage/backfill/{id}/revert"],
     }
 

@@ -23,11 +23,14 @@ use crate::{
         record::{check_name, invalid_field},
         store::{
             backfills::{self, NewEvent, NewOperation},
-            ranges::{BusyRange, NewRange, begin_range, change_ranges},
+            ranges::{BusyRange, NewRange, begin_range, ranges_of},
             unavailable,
         },
     },
 };
+
+/// A tenant's backfills at a time: every live record is compared with all of them.
+const MOST_AT_ONCE: i64 = 10;
 
 /// Resources of a preview.
 const SHOWN: usize = 100;
@@ -103,18 +106,23 @@ impl Usage {
         if request.dry_run {
             return Ok(BackfillAnswer::Preview(Box::new(self.preview(tenant, request, &events).await?)));
         }
-        self.admit_events(tenant, events.len())?;
+        self.admit_events(tenant, events.len().max(1))?;
         self.begin(id, tenant, request, context).await?;
-        if let Err(error) = self.keep_events(id, &events).await {
-            // Nobody would know its id.
-            self.give_up(id, &error).await.ok();
-            return Err(error);
+        let begun = async {
+            self.keep_events(id, &events).await?;
+            match request.staged {
+                true => self.backfill(tenant, id).await,
+                false => self.carry_out(tenant, self.operation(tenant, id).await?).await,
+            }
+        };
+        match begun.await {
+            Ok(backfill) => Ok(BackfillAnswer::Operation(Box::new(backfill))),
+            Err(error) => {
+                // Nobody would know its id. One that is at work, or has ended, is left alone.
+                self.give_up_pending(id, &error).await.ok();
+                Err(error)
+            }
         }
-        if request.staged {
-            return Ok(BackfillAnswer::Operation(Box::new(self.backfill(tenant, id).await?)));
-        }
-        let operation = self.operation(tenant, id).await?;
-        Ok(BackfillAnswer::Operation(Box::new(self.carry_out(tenant, operation).await?)))
     }
 
     /// Marks the range as worked on.
@@ -142,18 +150,17 @@ impl Usage {
             phase: "receiving",
         };
         let begun = async {
-            let mut transaction = self.database.begin().await?;
-            change_ranges(&mut transaction).await?;
-            backfills::create_operation(&mut transaction, &operation).await?;
-            let overlap = begin_range(&mut transaction, &range, self.lease).await?;
-            if overlap.is_none() {
-                transaction.commit().await?;
+            let mut transaction = self.changing_ranges().await?;
+            if ranges_of(&mut transaction, tenant.as_str()).await? >= MOST_AT_ONCE {
+                return Ok(Err(too_many()));
             }
-            Ok(overlap)
+            backfills::create_operation(&mut transaction, &operation).await?;
+            match begin_range(&mut transaction, &range, self.lease).await? {
+                Some(other) => Ok(Err(overlap(&other))),
+                None => transaction.commit().await.map(Ok),
+            }
         };
-        if let Some(other) = begun.await.map_err(unavailable)? {
-            return Err(overlap(&other));
-        }
+        begun.await.map_err(unavailable)??;
         self.ranges.changed(&self.database).await;
         Ok(())
     }
@@ -162,12 +169,11 @@ impl Usage {
     async fn preview(&self, tenant: &Name, request: &BackfillRequest, events: &[NewEvent]) -> Result<BackfillPreview> {
         let TimeRange { from, to } = request.time_range;
         let read = async {
-            let mut connection = self.database.acquire().await?;
-            let there =
-                backfills::active_in_range(&mut connection, tenant.as_str(), &request.usage_type, from, to).await?;
-            Ok((there, backfills::is_invoiced(&mut connection, tenant.as_str(), from).await?))
+            let (tenant, usage_type) = (tenant.as_str(), &request.usage_type);
+            let there = backfills::active_in_range(&self.reading, tenant, usage_type, from, to, SHOWN as i64).await?;
+            Ok((there, backfills::is_invoiced(&mut *self.reading.acquire().await?, tenant, from).await?))
         };
-        let (there, affects_invoiced_period) = read.await.map_err(unavailable)?;
+        let ((events_archived, there), affects_invoiced_period) = read.await.map_err(unavailable)?;
         let mut resources: BTreeMap<(String, String), ResourcePreview> =
             there.into_iter().map(|one| ((one.source_id.clone(), one.resource_id.clone()), one)).collect();
         let mut added: BTreeMap<(String, String), (i64, Decimal)> = BTreeMap::new();
@@ -190,7 +196,6 @@ impl Usage {
         }
         let mut resources: Vec<ResourcePreview> = resources.into_values().collect();
         resources.sort_by_key(|one| std::cmp::Reverse(one.events_archived + one.events_added));
-        let events_archived = resources.iter().map(|one| one.events_archived).sum();
         resources.truncate(SHOWN);
         Ok(BackfillPreview {
             dry_run: true,
@@ -200,6 +205,11 @@ impl Usage {
             resources,
         })
     }
+}
+
+fn too_many() -> Error {
+    let message = format!("the tenant has {MOST_AT_ONCE} backfills at work: wait until one is done");
+    Error::new(Code::RateLimited, message).retry_after(std::time::Duration::from_secs(1))
 }
 
 /// Another backfill is in the way.

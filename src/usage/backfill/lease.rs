@@ -2,16 +2,18 @@
 
 use std::{sync::Weak, time::Duration};
 
+use sqlx::{Postgres, Transaction};
 use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::{
+    database::is_passing,
     error::{Code, Error, Result},
     usage::{
         Usage,
         store::{
             backfills,
-            ranges::{abandoned, change_ranges, end_range, renew_range},
+            ranges::{abandoned, change_ranges, end_range, is_abandoned, renew_range},
             unavailable,
         },
     },
@@ -20,12 +22,25 @@ use crate::{
 /// How often abandoned work is looked for, at most.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// How often, and after what pause, ranges are tried to be changed.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How work on a range ends. What is written is completed in any case.
+enum Ending<'a> {
+    Written,
+    Failed(&'a Error),
+    /// Failed, if it was waiting for records.
+    Pending(&'a Error),
+    /// Failed, if its lease is over.
+    Abandoned(&'a Error),
+}
+
 impl Usage {
     /// Works as long as the lease can be renewed.
     pub(super) async fn leased<T>(&self, id: Uuid, work: impl Future<Output = Result<T>>) -> Result<T> {
         let renewing = async {
             loop {
-                sleep(self.lease / 3).await;
                 let renew = async { renew_range(&mut *self.database.acquire().await?, id, self.lease).await };
                 match renew.await {
                     Ok(true) => {}
@@ -33,6 +48,7 @@ impl Usage {
                     // There is time to try again.
                     Err(error) => tracing::debug!(%error, "the lease of a backfill was not renewed"),
                 }
+                sleep(self.lease / 3).await;
             }
         };
         tokio::select! {
@@ -44,29 +60,75 @@ impl Usage {
 
     /// Ends a backfill that is written: from now on the range is open.
     pub(super) async fn finish(&self, id: Uuid) -> Result<()> {
-        self.end(id, None).await
+        self.end(id, Ending::Written).await
     }
 
     /// Ends a backfill that is not written. Nothing of it is in the ledger.
     pub(super) async fn give_up(&self, id: Uuid, error: &Error) -> Result<()> {
-        self.end(id, Some(error)).await
+        self.end(id, Ending::Failed(error)).await
     }
 
-    async fn end(&self, id: Uuid, error: Option<&Error>) -> Result<()> {
-        let end = async {
-            let mut transaction = self.database.begin().await?;
-            change_ranges(&mut transaction).await?;
-            backfills::complete_operation(&mut transaction, id).await?;
-            if let Some(error) = error {
+    /// The same, if nobody works on it.
+    pub(super) async fn give_up_pending(&self, id: Uuid, error: &Error) -> Result<()> {
+        self.end(id, Ending::Pending(error)).await
+    }
+
+    async fn end(&self, id: Uuid, ending: Ending<'_>) -> Result<()> {
+        let mut tries = 0;
+        let ended = loop {
+            match self.try_to_end(id, &ending).await {
+                // Somebody has held the ranges for long.
+                Err(error) if is_passing(&error) && tries < TRIES => tries += 1,
+                ended => break ended,
+            }
+            sleep(PAUSE).await;
+        };
+        if ended.map_err(unavailable)? {
+            self.ranges.changed(&self.database).await;
+        }
+        Ok(())
+    }
+
+    /// The operation first, which others may hold for a while; then the ranges, which all wait for.
+    async fn try_to_end(&self, id: Uuid, ending: &Ending<'_>) -> Result<bool, sqlx::Error> {
+        let mut transaction = self.database.begin().await?;
+        match ending {
+            Ending::Written => {}
+            Ending::Failed(error) => drop(backfills::fail_operation(&mut transaction, id, error).await?),
+            Ending::Pending(error) => {
+                if !backfills::fail_pending(&mut transaction, id, error).await? {
+                    return Ok(false);
+                }
+            }
+            Ending::Abandoned(error) => {
+                if !is_abandoned(&mut transaction, id).await? {
+                    return Ok(false);
+                }
                 backfills::fail_operation(&mut transaction, id, error).await?;
             }
-            end_range(&mut transaction, id).await?;
-            transaction.commit().await?;
-            backfills::forget_staged(&mut *self.database.acquire().await?, id).await
-        };
-        end.await.map_err(unavailable)?;
-        self.ranges.changed(&self.database).await;
-        Ok(())
+        }
+        backfills::complete_operation(&mut transaction, id).await?;
+        change_ranges(&mut transaction).await?;
+        end_range(&mut transaction, id).await?;
+        transaction.commit().await?;
+        // Whatever is left of it is forgotten later.
+        backfills::forget_staged(&mut *self.database.acquire().await?, id).await.ok();
+        Ok(true)
+    }
+
+    /// A transaction in which ranges can be changed.
+    pub(super) async fn changing_ranges(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+        let mut tries = 0;
+        loop {
+            let mut transaction = self.database.begin().await?;
+            match change_ranges(&mut transaction).await {
+                Ok(()) => return Ok(transaction),
+                Err(error) if is_passing(&error) && tries < TRIES => tries += 1,
+                Err(error) => return Err(error),
+            }
+            transaction.rollback().await?;
+            sleep(PAUSE).await;
+        }
     }
 
     /// Ends what others have left behind, as long as there is one of us.
@@ -78,7 +140,7 @@ impl Usage {
             for id in found.await.unwrap_or_default() {
                 tracing::warn!(%id, "a backfill was left behind");
                 let error = Error::new(Code::BackfillConflict, "whoever worked on it was gone when its lease ended");
-                if let Err(error) = usage.give_up(id, &error).await {
+                if let Err(error) = usage.end(id, Ending::Abandoned(&error)).await {
                     tracing::warn!(%error, %id, "a backfill that was left behind is tried again");
                 }
             }

@@ -50,11 +50,11 @@ impl Handle<CancelBackfill> for Usage {
     async fn handle(&self, call: Call<CancelBackfill>) -> Result<Backfill> {
         let (tenant, id) = (&call.target, call.request.id);
         let operation = self.operation(tenant, id).await?;
-        if operation.status != "pending" {
-            return Err(not_pending(&operation));
+        self.give_up_pending(id, &Error::new(Code::BackfillConflict, "it was canceled")).await?;
+        match operation.status.as_str() {
+            "pending" => self.backfill(tenant, id).await,
+            _ => Err(not_pending(&operation)),
         }
-        self.give_up(id, &Error::new(Code::BackfillConflict, "it was canceled")).await?;
-        self.backfill(tenant, id).await
     }
 }
 

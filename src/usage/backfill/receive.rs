@@ -28,6 +28,9 @@ use crate::{
     },
 };
 
+/// Records of one backfill.
+const MOST_RECORDS: i64 = 10_000_000;
+
 impl Handle<SendBackfillEvents> for Usage {
     async fn handle(&self, call: Call<SendBackfillEvents>) -> Result<BackfillReceived> {
         let ((tenant, source), BackfillEvents { id, records }) = (&call.target, &call.request);
@@ -38,12 +41,16 @@ impl Handle<SendBackfillEvents> for Usage {
         if operation.status != "pending" {
             return Err(not_pending(&operation));
         }
+        if operation.received() + records.len() as i64 > MOST_RECORDS {
+            return Err(invalid_field("records", format_args!("a backfill has {MOST_RECORDS} records at most")));
+        }
+        self.admit_events(tenant, records.len())?;
         let of_type = self.known_type(&operation.usage_type).await?;
         let range = (operation.range_start, operation.range_end);
         let (events, mut rejected) =
             self.read_events(*id, (tenant, source), &of_type, range, records, &call.context)?;
-        self.admit_events(tenant, records.len())?;
-        let accepted = self.keep_events(*id, &events).await?;
+        let (accepted, conflicts) = self.keep_events(*id, &events).await?;
+        rejected.extend(conflicts);
         rejected.sort_by_key(|rejection| rejection.index);
         Ok(BackfillReceived { accepted, duplicates: records.len() - rejected.len() - accepted, rejected })
     }
@@ -86,7 +93,7 @@ impl Usage {
     ) -> Result<(Vec<NewEvent>, Vec<Rejection>)> {
         let namespace = id.to_string();
         let most_bytes = self.limits.of(tenant.as_str(), source.as_str()).max_record_bytes();
-        let read = |event: &Value| {
+        let read = |index: usize, event: &Value| {
             let source = event.get("source_id").and_then(Value::as_str).unwrap_or(source.as_str());
             let source: Name = source.parse().map_err(|_| invalid_field("source_id", "is no name of a source"))?;
             if let Some(number) = event.get("value").filter(|value| value.is_f64()) {
@@ -105,12 +112,12 @@ impl Usage {
             if of_type.unit.metric_kind == MetricKind::Counter {
                 rules::check_reading(record.value)?;
             }
-            Ok(NewEvent { source: source.to_string(), record, kind: of_type.unit.metric_kind })
+            Ok(NewEvent { index, source: source.to_string(), record, kind: of_type.unit.metric_kind })
         };
         let (mut sound, mut rejected): (Vec<NewEvent>, Vec<Rejection>) = (Vec::new(), Vec::new());
         let mut places: HashMap<Uuid, usize> = HashMap::new();
         for (index, event) in events.iter().enumerate() {
-            match read(event) {
+            match read(index, event) {
                 Ok(event) => match places.get(&event.record.id) {
                     Some(first) if is_same(&sound[*first].record, &event.record.body_hash) => {}
                     Some(_) => rejected.push(rejection(index, &event.record, other_body())),
@@ -128,14 +135,14 @@ impl Usage {
         Ok((sound, rejected))
     }
 
-    /// Keeps records aside. Those that were new.
-    pub(super) async fn keep_events(&self, id: Uuid, events: &[NewEvent]) -> Result<usize> {
+    /// Keeps records aside: how many were new, and those that were there with another body.
+    pub(super) async fn keep_events(&self, id: Uuid, events: &[NewEvent]) -> Result<(usize, Vec<Rejection>)> {
         let keep = async {
             let mut transaction = self.database.begin().await?;
             // Whoever carries it out waits for us, or we come too late.
-            if !backfills::is_pending(&mut transaction, id).await?
-                || !renew_range(&mut transaction, id, self.lease).await?
-            {
+            let takes_more = backfills::is_pending(&mut transaction, id).await?
+                && renew_range(&mut transaction, id, self.lease).await?;
+            if !takes_more {
                 return Ok(None);
             }
             let there = backfills::stage(&mut transaction, id, events).await?;
@@ -147,11 +154,10 @@ impl Usage {
         let kept = keep.await.map_err(unavailable)?;
         let (new, there) =
             kept.ok_or_else(|| Error::new(Code::BackfillConflict, "the backfill takes no more records"))?;
-        let another = |event: &&NewEvent| there.get(&event.record.id).is_some_and(|body| !is_same(&event.record, body));
-        match events.iter().any(|event| another(&event)) {
-            true => Err(other_body()),
-            false => Ok(new),
-        }
+        let conflict =
+            |event: &&NewEvent| there.get(&event.record.id).is_some_and(|body| !is_same(&event.record, body));
+        let conflicts = events.iter().filter(conflict);
+        Ok((new, conflicts.map(|event| rejection(event.index, &event.record, other_body())).collect()))
     }
 }
 

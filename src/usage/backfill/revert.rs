@@ -1,6 +1,7 @@
 //! Taking a backfill back.
 
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::begin::overlap;
 use crate::{
@@ -12,10 +13,10 @@ use crate::{
     usage::{
         Usage,
         correct::check_reason,
-        feed,
+        feed, ingest,
         store::{
             backfills::{self, Operation},
-            ranges::{NewRange, begin_range, change_ranges, keep_range},
+            ranges::{NewRange, begin_range, keep_range},
             unavailable,
         },
     },
@@ -43,7 +44,9 @@ impl Handle<RevertBackfill> for Usage {
             feed::tell(&usage.events, &operation.tenant_id).await;
             reverted.and(ended)
         });
-        done.await.map_err(Error::internal)??;
+        if let Ok(done) = timeout(ingest::PATIENCE, done).await {
+            done.map_err(Error::internal)??;
+        }
         self.backfill(tenant, id).await
     }
 }
@@ -64,8 +67,7 @@ impl Usage {
             phase: "reverting",
         };
         let begun = async {
-            let mut transaction = self.database.begin().await?;
-            change_ranges(&mut transaction).await?;
+            let mut transaction = self.changing_ranges().await?;
             let overlap = begin_range(&mut transaction, &range, self.lease).await?;
             transaction.commit().await?;
             Ok(overlap)
@@ -77,6 +79,7 @@ impl Usage {
     }
 
     async fn revert(&self, operation: &Operation, reason: &str, context: &Context) -> Result<()> {
+        let _turn = self.backfills_at_once.acquire().await.map_err(Error::internal)?;
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
         let (added, archived) = backfills::unchanged(&mut transaction, operation).await.map_err(unavailable)?;
         if (Some(added), Some(archived)) != (operation.events_added, operation.events_archived) {

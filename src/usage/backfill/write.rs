@@ -67,6 +67,7 @@ impl Usage {
 
     /// Everything in one transaction. What others wait for is taken last: heads, tallies, the feed.
     async fn write_backfill(&self, operation: &Operation) -> Result<()> {
+        let _turn = self.backfills_at_once.acquire().await.map_err(Error::internal)?;
         let total = self.received(operation).await?;
         self.show(operation.id, "archiving", 0, total).await;
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
@@ -101,12 +102,13 @@ impl Usage {
     /// Counters stay counters, and their heads are what the ledger has.
     pub(super) async fn settle(&self, transaction: &mut sqlx::PgConnection, operation: &Operation) -> Result<()> {
         let settled = async {
-            backfills::make_heads(transaction, operation).await?;
             let series = backfills::touched_series(transaction, operation).await?;
             if series.is_empty() {
                 return Ok(None);
             }
+            // Those that are there first, as everyone does.
             store::heads(transaction, &series).await?;
+            backfills::make_heads(transaction, operation).await?;
             store::mend_heads(transaction, &series).await?;
             backfills::descent(transaction, operation, &series).await
         };

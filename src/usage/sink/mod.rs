@@ -289,30 +289,33 @@ impl Sink {
             }
             writer = self.write_batch(writer, connection, Batch::new(messages), PATIENCE).await?;
             written.send_replace(writer.position);
-            if writer.something_waits {
+            while writer.may_release() {
                 writer = self.release(&reader, writer, connection).await?;
+                // Others have their turn.
+                if !read.is_empty() {
+                    break;
+                }
             }
         }
     }
 
-    /// Writes what has waited for a range that is open again, before anything newer.
+    /// Writes some of what has waited for a range that is open again.
     async fn release(
         &self,
         reader: &Reader<'_>,
         mut writer: Writer,
         connection: &mut PgConnection,
     ) -> Result<Writer, Interrupted> {
-        loop {
-            let released = patient(PATIENCE, released(connection, writer.shard, BATCH as i64)).await?;
-            if released.is_empty() {
-                return Ok(writer);
-            }
-            let mut messages = Vec::with_capacity(released.len());
-            for one in released {
-                messages.push(reader.unpark(one, writer.position).await.map_err(Interrupted::Stream)?);
-            }
-            writer = self.write_batch(writer, connection, Batch::new(messages), PATIENCE).await?;
+        let released = patient(PATIENCE, released(connection, writer.shard, BATCH as i64)).await?;
+        if released.is_empty() {
+            writer.waits_for = Some(writer.closed.clone());
+            return Ok(writer);
         }
+        let mut messages = Vec::with_capacity(released.len());
+        for one in released {
+            messages.push(reader.unpark(one, writer.position).await.map_err(Interrupted::Stream)?);
+        }
+        self.write_batch(writer, connection, Batch::new(messages), PATIENCE).await
     }
 
     /// Writes a batch. If the database won't have it, its messages are written one by one, and the one that it won't have

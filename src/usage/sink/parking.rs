@@ -17,6 +17,20 @@ pub struct Barriers {
     pub waiters: Waiters,
 }
 
+impl Barriers {
+    /// Whether somebody works where one of these records is.
+    pub fn concern<'a>(&self, mut items: impl Iterator<Item = (&'a Received, &'a Item)>) -> bool {
+        !self.ranges.is_empty()
+            && items.any(|(message, item)| {
+                item.read.record().is_some_and(|record| {
+                    let covers =
+                        |range: &BusyRange| range.covers(&message.tenant, &record.usage_type, record.event_timestamp);
+                    self.ranges.iter().any(covers)
+                })
+            })
+    }
+}
+
 /// Decides on one record after the other.
 pub struct Parking<'a> {
     barriers: &'a Barriers,

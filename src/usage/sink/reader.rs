@@ -39,8 +39,9 @@ const BYTES_AHEAD: usize = 8 << 20;
 /// How long nothing may come before it is made sure that nothing was lost on the way.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// By how much the server's clock may be ahead of what it says of its messages.
-const MARGIN: TimeDelta = TimeDelta::milliseconds(100);
+/// By how much the server's clock may be ahead of what it says of its messages: a message has its time before it is on disk, and
+/// is counted after that.
+const MARGIN: TimeDelta = TimeDelta::seconds(5);
 
 /// What the server says of a consumer.
 #[derive(Deserialize)]
@@ -91,6 +92,8 @@ pub struct Item {
     pub payload: Bytes,
     /// When it came first.
     pub came_at: DateTime<Utc>,
+    /// The user that its sender was bound to.
+    pub user: Option<String>,
     /// The entry in quarantine that it comes from.
     pub replay_of: Option<Uuid>,
     pub read: Read,
@@ -233,7 +236,7 @@ impl Reader<'_> {
         items.iter_mut().for_each(|item| item.replay_of = released.replay_of);
         Ok(Received {
             sequence: position,
-            at: came_at,
+            at: released.arrived_at,
             tenant,
             source,
             user,
@@ -310,6 +313,7 @@ impl Reader<'_> {
             index,
             payload: json.slice_ref(raw.get().as_bytes()),
             came_at,
+            user: user.map(str::to_owned),
             replay_of: None,
             read: examine(raw, record),
         };
@@ -351,7 +355,7 @@ impl Reader<'_> {
 /// A message that is refused as it is.
 fn whole(payload: &Bytes, came_at: DateTime<Utc>, error: Error) -> Vec<Item> {
     let read = Read::Unreadable { idempotency_key: None, error };
-    vec![Item { index: 0, payload: payload.clone(), came_at, replay_of: None, read }]
+    vec![Item { index: 0, payload: payload.clone(), came_at, user: None, replay_of: None, read }]
 }
 
 /// Why nothing can be taken from there, whatever the message says. Message ids are the whole stream's, so one that is not

@@ -31,6 +31,10 @@ pub struct Writer {
     pub position: i64,
     /// Whether records of this shard wait for a range.
     pub something_waits: bool,
+    /// The ranges that were closed when it was last seen that all of them must go on waiting.
+    pub waits_for: Option<Vec<Uuid>>,
+    /// Those that are closed.
+    pub closed: Vec<Uuid>,
     catalog: Catalog,
 }
 
@@ -87,6 +91,10 @@ impl Batch {
 
     fn items(&self) -> impl Iterator<Item = &Item> {
         self.messages.iter().flat_map(|message| &message.items)
+    }
+
+    fn each_item(&self) -> impl Iterator<Item = (&Received, &Item)> {
+        self.messages.iter().flat_map(|message| message.items.iter().map(move |item| (message, item)))
     }
 
     fn each(&self) -> impl Iterator<Item = (&Received, &Item, &Outcome)> {
@@ -156,7 +164,20 @@ impl Batch {
 
 impl Writer {
     pub fn new(shard: i32, stream_created: String, position: i64) -> Self {
-        Self { shard, stream_created, position, something_waits: true, catalog: Catalog::default() }
+        Self {
+            shard,
+            stream_created,
+            position,
+            something_waits: true,
+            waits_for: None,
+            closed: Vec::new(),
+            catalog: Catalog::default(),
+        }
+    }
+
+    /// Whether something waits that may not have to.
+    pub fn may_release(&self) -> bool {
+        self.something_waits && self.waits_for.as_ref() != Some(&self.closed)
     }
 
     /// Writes a batch, and moves on. Either everything is written or nothing.
@@ -182,6 +203,8 @@ impl Writer {
         store::append_feed(&mut transaction, Lane::Live, until, &batch.entries()).await?;
         transaction.commit().await?;
         self.catalog.note(widened);
+        let closed = barriers.ranges.iter().filter(|range| range.blocking);
+        self.closed = closed.map(|range| range.operation_id).collect();
         self.something_waits = parked || barriers.waiters.any;
         self.position = to;
         Ok(())
@@ -195,9 +218,11 @@ async fn decide(
     batch: &Batch,
     barriers: &Barriers,
 ) -> Result<Vec<Vec<Outcome>>, sqlx::Error> {
-    let heads = store::heads(transaction, &judge::series(batch.items())).await?;
-    let mut known = Known { heads, ..Known::default() };
-    for all in [false, true] {
+    let mut known = Known::default();
+    // A row that somebody is changing right now would be waited for, if it were inserted again.
+    let careful = barriers.concern(batch.each_item());
+    for all in [careful, true] {
+        known.heads = store::heads(transaction, &judge::series(batch.items())).await?;
         known.stored = store::stored(transaction, &judge::doubtful(batch.items(), &known.heads, all)).await?;
         known.neighbours = store::neighbours(transaction, &judge::late(batch.items(), &known)).await?;
         let (mut judge, mut parking) = (Judge::new(&known), Parking::new(barriers));
@@ -212,14 +237,16 @@ async fn decide(
             .collect();
         let accepted: Vec<NewRow<'_>> = accepted(batch, &decisions).collect();
         let mut attempt = transaction.begin().await?;
-        if accepted.is_empty() || store::insert(&mut attempt, &accepted).await? == accepted.len() {
-            move_heads(&mut attempt, &known.heads, &accepted).await?;
+        if accepted.is_empty()
+            || store::insert(&mut attempt, &accepted).await? == accepted.len()
+                && move_heads(&mut attempt, &known.heads, &accepted).await?
+        {
             attempt.commit().await?;
             return Ok(decisions.into_iter().map(|message| message.into_iter().map(outcome).collect()).collect());
         }
         attempt.rollback().await?;
     }
-    // The position is ours, so nobody else inserts rows of these tenants meanwhile.
+    // The position is ours, so nobody else inserts rows of these tenants meanwhile, and heads are made by backfills only.
     Err(sqlx::Error::Protocol("rows appeared that nobody could have written".into()))
 }
 
@@ -254,11 +281,12 @@ fn accepted<'a>(batch: &'a Batch, decisions: &'a [Vec<Decision>]) -> impl Iterat
     })
 }
 
+/// Moves heads. False if one was made meanwhile that was thought to be new: its readings have not been looked at.
 async fn move_heads(
     transaction: &mut PgConnection,
     heads: &HashMap<Uuid, Head>,
     accepted: &[NewRow<'_>],
-) -> Result<(), sqlx::Error> {
+) -> Result<bool, sqlx::Error> {
     let mut moved: HashMap<Uuid, (Origin<'_>, &record::Record, Head)> = HashMap::new();
     for NewRow { origin, record, .. } in accepted.iter().filter(|row| row.kind == MetricKind::Counter) {
         let reading = Head { event_timestamp: record.event_timestamp, value: record.value };
@@ -272,7 +300,8 @@ async fn move_heads(
     }
     let mut moved: Vec<_> = moved.into_values().collect();
     moved.sort_unstable_by_key(|(_, record, _)| record.series);
-    store::move_heads(transaction, &moved).await
+    let made = store::move_heads(transaction, &moved).await?;
+    Ok(moved.iter().all(|(_, record, _)| heads.contains_key(&record.series) || made.contains(&record.series)))
 }
 
 /// Puts aside what waits, and takes out what has waited. True if something waits now.
@@ -283,8 +312,9 @@ async fn keep_waiting(transaction: &mut PgConnection, shard: i32, batch: &Batch)
             (Outcome::Parked, Some(record), None) => parked.push(NewParked {
                 origin: message.origin(),
                 record,
+                arrived_at: message.at,
                 came_at: item.came_at,
-                user: message.user.as_deref(),
+                user: item.user.as_deref(),
                 series: parking::series(item),
                 replay_of: item.replay_of,
                 payload: &item.payload,

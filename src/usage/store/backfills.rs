@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
 use rust_decimal::Decimal;
-use sqlx::{FromRow, PgConnection};
+use sqlx::{FromRow, PgConnection, PgPool};
 use uuid::Uuid;
 
 use super::column;
@@ -180,6 +180,8 @@ pub async fn set_invoiced_until(
 
 /// A replacement record.
 pub struct NewEvent {
+    /// Its place in the request.
+    pub index: usize,
     pub source: String,
     pub record: Record,
     pub kind: MetricKind,
@@ -292,7 +294,7 @@ pub async fn write_chunk(
 ) -> Result<i64, sqlx::Error> {
     let written = sqlx::query(
         "insert into usage_records (id, tenant_id, source_id, user_id, resource_id, resource_type, usage_type, metric_kind,
-             value, event_timestamp, idempotency_key, backfill_operation_id, lineage, metadata, body_hash, series)
+             value, event_timestamp, idempotency_key, added_by, lineage, metadata, body_hash, series)
          select id, $2, source_id, user_id, resource_id, resource_type, $3, metric_kind, value, event_timestamp,
              idempotency_key, $1, lineage::jsonb, metadata::jsonb, body_hash, series
          from backfill_events where operation_id = $1 and id > $4 and id <= $5 order by id",
@@ -311,7 +313,7 @@ pub async fn write_chunk(
 macro_rules! touched {
     () => {
         "usage_records where tenant_id = $2 and usage_type = $3 and event_timestamp >= $4 and event_timestamp < $5
-             and backfill_operation_id = $1 and status in ('active', 'archived')"
+             and (added_by = $1 or backfill_operation_id = $1) and status in ('active', 'archived')"
     };
 }
 
@@ -394,7 +396,7 @@ pub async fn tally_added(connection: &mut PgConnection, operation: &Operation) -
         "insert into usage_tallies as known (tenant_id, source_id, usage_type, records, earliest, latest)
          select $2, source_id, $3, count(*), min(event_timestamp), max(event_timestamp) from ",
         touched!(),
-        " and status = 'active' group by source_id order by source_id
+        " and added_by = $1 group by source_id order by source_id collate \"C\"
          on conflict (tenant_id, source_id, usage_type) do update set records = known.records + excluded.records,
              earliest = least(known.earliest, excluded.earliest), latest = greatest(known.latest, excluded.latest)"
     ));
@@ -409,7 +411,7 @@ pub async fn widen_touched(connection: &mut PgConnection, operation: &Operation)
          from (
              select tableoid, min(event_timestamp) as least, max(event_timestamp) as greatest from ",
         touched!(),
-        " and status = 'active' group by tableoid
+        " and added_by = $1 group by tableoid
          ) as new join pg_class class on class.oid = new.tableoid
          where part.name = class.relname"
     ));
@@ -482,10 +484,20 @@ pub async fn fail_operation(
     Ok(fail.execute(connection).await?.rows_affected() == 1)
 }
 
+/// Ends a backfill that waits for records. False if it does not.
+pub async fn fail_pending(connection: &mut PgConnection, operation: Uuid, error: &Error) -> Result<bool, sqlx::Error> {
+    let pending = sqlx::query("select from backfill_operations where id = $1 and status = 'pending' for update");
+    match pending.bind(operation).fetch_optional(&mut *connection).await? {
+        Some(_) => fail_operation(connection, operation, error).await,
+        None => Ok(false),
+    }
+}
+
 /// How many rows a backfill has added and archived that nobody has changed since.
 pub async fn unchanged(connection: &mut PgConnection, operation: &Operation) -> Result<(i64, i64), sqlx::Error> {
     let unchanged = sqlx::query_as(concat!(
-        "select count(*) filter (where status = 'active' and revision = 1), count(*) filter (where status = 'archived')
+        "select count(*) filter (where added_by = $1 and status = 'active' and revision = 1),
+             count(*) filter (where backfill_operation_id = $1 and status = 'archived')
          from ",
         touched!()
     ));
@@ -495,9 +507,10 @@ pub async fn unchanged(connection: &mut PgConnection, operation: &Operation) -> 
 /// What was archived is active again, and what was added is archived.
 pub async fn swap_touched(connection: &mut PgConnection, operation: &Operation) -> Result<(), sqlx::Error> {
     let swap = sqlx::query(
-        "update usage_records set status = case status when 'active' then 'archived' else 'active' end
+        "update usage_records set status = case status when 'active' then 'archived' else 'active' end,
+             backfill_operation_id = $1
          where tenant_id = $2 and usage_type = $3 and event_timestamp >= $4 and event_timestamp < $5
-             and backfill_operation_id = $1 and status in ('active', 'archived')",
+             and (added_by = $1 and status = 'active' or backfill_operation_id = $1 and status = 'archived')",
     );
     bind_touched!(swap, operation).execute(connection).await.map(drop)
 }
@@ -518,27 +531,31 @@ pub async fn note_reverted(
     Ok(note.execute(connection).await?.rows_affected() == 1)
 }
 
-/// What is active in a range, by source and resource; those with the most first.
+/// What is active in a range: how many, and by source and resource those with the most.
 pub async fn active_in_range(
-    connection: &mut PgConnection,
+    database: &PgPool,
     tenant: &str,
     usage_type: &str,
     from: DateTime<Utc>,
     to: DateTime<Utc>,
-) -> Result<Vec<ResourcePreview>, sqlx::Error> {
-    let rows: Vec<(String, String, i64, String)> = sqlx::query_as(
-        "select source_id, resource_id, count(*), trim_scale(sum(value))::text from usage_records
+    most: i64,
+) -> Result<(i64, Vec<ResourcePreview>), sqlx::Error> {
+    let rows: Vec<(String, String, i64, String, i64)> = sqlx::query_as(
+        "select source_id, resource_id, count(*), trim_scale(sum(value))::text, (sum(count(*)) over ())::bigint
+         from usage_records
          where tenant_id = $1 and usage_type = $2 and event_timestamp >= $3 and event_timestamp < $4
              and status = 'active'
-         group by source_id, resource_id order by count(*) desc, source_id, resource_id",
+         group by source_id, resource_id order by count(*) desc, source_id, resource_id limit $5",
     )
     .bind(tenant)
     .bind(usage_type)
     .bind(from)
     .bind(to)
-    .fetch_all(connection)
+    .bind(most)
+    .fetch_all(database)
     .await?;
-    let preview = |(source_id, resource_id, events_archived, value_archived)| ResourcePreview {
+    let total = rows.first().map_or(0, |row| row.4);
+    let preview = |(source_id, resource_id, events_archived, value_archived, _)| ResourcePreview {
         source_id,
         resource_id,
         events_archived,
@@ -546,5 +563,14 @@ pub async fn active_in_range(
         events_added: 0,
         value_added: "0".to_owned(),
     };
-    Ok(rows.into_iter().map(preview).collect())
+    Ok((total, rows.into_iter().map(preview).collect()))
+}
+
+/// Replacement records that nobody will ever write.
+pub async fn forget_orphans(database: &PgPool) -> Result<u64, sqlx::Error> {
+    let forget = sqlx::query(
+        "delete from backfill_events where operation_id not in (select operation_id from backfill_ranges)
+         and operation_id not in (select id from backfill_operations where status in ('pending', 'in_progress'))",
+    );
+    Ok(forget.execute(database).await?.rows_affected())
 }

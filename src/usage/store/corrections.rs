@@ -33,10 +33,10 @@ pub async fn revise(
 ) -> Result<(), sqlx::Error> {
     sqlx::query(
         "insert into usage_records (id, revision, tenant_id, source_id, user_id, resource_id, resource_type, usage_type,
-             metric_kind, value, event_timestamp, idempotency_key, backfill_operation_id, lineage, metadata, body_hash,
+             metric_kind, value, event_timestamp, idempotency_key, added_by, lineage, metadata, body_hash,
              series)
          select id, revision + 1, tenant_id, source_id, $4, resource_id, $5, usage_type, metric_kind, $3,
-             event_timestamp, idempotency_key, backfill_operation_id, lineage, $6::jsonb, body_hash, series
+             event_timestamp, idempotency_key, added_by, lineage, $6::jsonb, body_hash, series
          from usage_records where id = $1 and revision = $2",
     )
     .bind(id)

@@ -58,7 +58,8 @@ pub async fn append_feed(
          )
          insert into usage_feed (tenant_id, lane, position, ids, revisions, until)
          select tenant_id, $4, position, ids, case when $5 then revisions end,
-             least($6, (select min(came_at) from usage_parked parked where parked.tenant_id = moved.tenant_id))
+             least($6, (select min(arrived_at) from usage_parked parked where parked.tenant_id = moved.tenant_id),
+                 (select min(judged_until) from usage_shards where shard >= 0))
          from moved join entries on tenant = tenant_id",
     )
     .bind(column(entries, |entry| entry.tenant))
@@ -87,7 +88,7 @@ pub async fn feed_heads(database: &PgPool, tenant: &str, shards: u16) -> Result<
     sqlx::query_as(
         "select coalesce(max(position) filter (where lane = 'live'), 0) as live,
              coalesce(max(position) filter (where lane = 'corrections'), 0) as corrections,
-             (select least(min(judged_until), (select min(came_at) from usage_parked where tenant_id = $1))
+             (select least(min(judged_until), (select min(arrived_at) from usage_parked where tenant_id = $1))
               from usage_shards where shard >= 0
               having count(judged_until) = count(*) and count(*) >= $2) as judged_until
          from usage_feed_heads where tenant_id = $1",

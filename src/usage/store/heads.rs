@@ -1,6 +1,6 @@
 //! The latest reading of each counter.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use rust_decimal::Decimal;
@@ -30,19 +30,20 @@ pub async fn heads(connection: &mut PgConnection, series: &[Uuid]) -> Result<Has
     Ok(rows.into_iter().map(|(series, event_timestamp, value)| (series, Head { event_timestamp, value })).collect())
 }
 
-/// Moves heads, or makes them. Each comes with one of its readings.
+/// Moves heads, or makes them. Each comes with one of its readings. Those that were made.
 pub async fn move_heads(
     connection: &mut PgConnection,
     heads: &[(Origin<'_>, &Record, Head)],
-) -> Result<(), sqlx::Error> {
+) -> Result<HashSet<Uuid>, sqlx::Error> {
     if heads.is_empty() {
-        return Ok(());
+        return Ok(HashSet::new());
     }
-    sqlx::query(
+    let moved: Vec<(Uuid, bool)> = sqlx::query_as(
         "insert into counter_heads (series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value)
          select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::numeric[])
          on conflict (series) do update set event_timestamp = excluded.event_timestamp, value = excluded.value
-             where (excluded.event_timestamp, excluded.value) > (counter_heads.event_timestamp, counter_heads.value)",
+             where (excluded.event_timestamp, excluded.value) > (counter_heads.event_timestamp, counter_heads.value)
+         returning series, xmax = 0",
     )
     .bind(column(heads, |(_, record, _)| record.series))
     .bind(column(heads, |(origin, ..)| origin.tenant))
@@ -51,9 +52,9 @@ pub async fn move_heads(
     .bind(column(heads, |(_, record, _)| record.resource_id.as_str()))
     .bind(column(heads, |(.., head)| head.event_timestamp))
     .bind(column(heads, |(.., head)| head.value))
-    .execute(connection)
-    .await
-    .map(drop)
+    .fetch_all(connection)
+    .await?;
+    Ok(moved.into_iter().filter_map(|(series, made)| made.then_some(series)).collect())
 }
 
 /// Sets heads to what the ledger has, after a change of readings that were there. They must be held.

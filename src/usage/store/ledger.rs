@@ -14,7 +14,7 @@ use crate::{
 macro_rules! columns {
     () => {
         "id, revision, tenant_id, source_id, user_id, resource_id, resource_type, usage_type, metric_kind, value, \
-         event_timestamp, idempotency_key, status, backfill_operation_id, lineage::text as lineage, \
+         event_timestamp, idempotency_key, status, backfill_operation_id, added_by, lineage::text as lineage, \
          metadata::text as metadata, created_at"
     };
 }
@@ -36,20 +36,23 @@ pub struct Row {
     idempotency_key: String,
     status: String,
     backfill_operation_id: Option<Uuid>,
+    added_by: Option<Uuid>,
     lineage: Option<String>,
     metadata: Option<String>,
     created_at: DateTime<Utc>,
 }
 
 impl Row {
+    /// The bytes of names and numbers.
+    pub const LEAST_SIZE: usize = 500;
+
     /// About as many bytes as it takes to tell.
     pub fn size(&self) -> usize {
-        const NAMES_AND_NUMBERS: usize = 480;
         let texts = [&self.tenant_id, &self.source_id, &self.resource_id, &self.usage_type, &self.idempotency_key];
         let optional = [&self.user_id, &self.resource_type, &self.lineage, &self.metadata];
         let optional = optional.into_iter().flatten();
         // Some characters are escaped.
-        NAMES_AND_NUMBERS + texts.into_iter().chain(optional).map(|text| text.len() + text.len() / 8).sum::<usize>()
+        Self::LEAST_SIZE + texts.into_iter().chain(optional).map(|text| text.len() + text.len() / 8).sum::<usize>()
     }
 
     pub fn record(self) -> Result<LedgerRecord> {
@@ -69,6 +72,7 @@ impl Row {
             idempotency_key: self.idempotency_key,
             status: Status::from_word(&self.status).ok_or_else(|| unknown("status", &self.status))?,
             backfill_operation_id: self.backfill_operation_id,
+            added_by: self.added_by,
             lineage: self.lineage.map(|json| serde_json::from_str(&json)).transpose().map_err(Error::internal)?,
             metadata: self.metadata.map(|json| serde_json::from_str(&json)).transpose().map_err(Error::internal)?,
             created_at: self.created_at,

@@ -25,6 +25,7 @@ pub struct BusyRange {
     pub done: i64,
     pub total: i64,
     pub lease_until: DateTime<Utc>,
+    pub begun_at: DateTime<Utc>,
 }
 
 impl BusyRange {
@@ -38,9 +39,12 @@ pub async fn hold_ranges(connection: &mut PgConnection) -> Result<(), sqlx::Erro
     sqlx::query("select pg_advisory_xact_lock_shared($1)").bind(RANGES).execute(connection).await.map(drop)
 }
 
-/// Waits until nobody writes by the ranges as they are, and keeps others from it until the transaction ends.
+/// Waits until nobody writes by the ranges as they are, and keeps others from it until the transaction ends. Not for long:
+/// behind us all writers wait.
 pub async fn change_ranges(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::query("select pg_advisory_xact_lock($1)").bind(RANGES).execute(connection).await.map(drop)
+    sqlx::raw_sql("set local lock_timeout = '1s'").execute(&mut *connection).await?;
+    sqlx::query("select pg_advisory_xact_lock($1)").bind(RANGES).execute(&mut *connection).await?;
+    sqlx::raw_sql("set local lock_timeout = default").execute(connection).await.map(drop)
 }
 
 pub async fn busy_ranges(connection: &mut PgConnection) -> Result<Vec<BusyRange>, sqlx::Error> {
@@ -132,9 +136,26 @@ pub async fn end_range(connection: &mut PgConnection, id: Uuid) -> Result<(), sq
     end.bind(id).execute(connection).await.map(drop)
 }
 
-/// Work whose lease is over.
+/// Work whose lease is over, or that keeps live records waiting for longer than anybody may.
 pub async fn abandoned(connection: &mut PgConnection) -> Result<Vec<Uuid>, sqlx::Error> {
-    let abandoned =
-        sqlx::query_scalar("select operation_id from backfill_ranges where lease_until < clock_timestamp()");
+    let abandoned = sqlx::query_scalar(
+        "select operation_id from backfill_ranges where lease_until < clock_timestamp()
+             or blocking and phase = 'receiving' and begun_at < clock_timestamp() - interval '1 hour'",
+    );
     abandoned.fetch_all(connection).await
+}
+
+/// Whether that is still so, for the rest of the transaction.
+pub async fn is_abandoned(connection: &mut PgConnection, id: Uuid) -> Result<bool, sqlx::Error> {
+    let abandoned = sqlx::query(
+        "select from backfill_ranges where operation_id = $1 and (lease_until < clock_timestamp()
+             or blocking and phase = 'receiving' and begun_at < clock_timestamp() - interval '1 hour') for update",
+    );
+    Ok(abandoned.bind(id).fetch_optional(connection).await?.is_some())
+}
+
+/// How many ranges of a tenant are worked on.
+pub async fn ranges_of(connection: &mut PgConnection, tenant: &str) -> Result<i64, sqlx::Error> {
+    let ranges = sqlx::query_scalar("select count(*) from backfill_ranges where tenant_id = $1");
+    ranges.bind(tenant).fetch_one(connection).await
 }
