@@ -41,6 +41,7 @@ impl Ground {
         up.configure(&mut config);
         config.auth.admin_token = Some(Secret::new(ADMIN_TOKEN));
         config.timers.rate_limit = 0;
+        config.usage.backfill_rate = 1_000_000;
         for limits in [&mut config.usage.limits.tenant, &mut config.usage.limits.source] {
             (limits.sustained_rate, limits.burst_size) = (1_000_000_000, 1_000_000_000);
             limits.max_bytes_per_sec = u32::MAX;

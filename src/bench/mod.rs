@@ -5,6 +5,7 @@
 
 mod ground;
 mod ids;
+mod ledger;
 mod load;
 mod noid;
 mod stages;
@@ -79,7 +80,13 @@ impl fmt::Display for Row {
 pub async fn run(filter: &str, mut show: impl FnMut(&Row)) -> Vec<Row> {
     let ground = Ground::prepare().await;
     let mut rows = Vec::new();
-    for (name, measure) in ids::ROWS.iter().chain(noid::ROWS).chain(stages::ROWS).chain(timers::ROWS).chain(usage::ROWS)
+    for (name, measure) in ids::ROWS
+        .iter()
+        .chain(noid::ROWS)
+        .chain(stages::ROWS)
+        .chain(timers::ROWS)
+        .chain(usage::ROWS)
+        .chain(ledger::ROWS)
     {
         if name.contains(filter) {
             let row = Row { name, measured: measure(&ground).await };
