@@ -99,18 +99,26 @@ pub async fn feed_heads(database: &PgPool, tenant: &str, shards: u16) -> Result<
     .await
 }
 
-/// One entry of the feed.
+/// What one transaction told.
 #[derive(Debug, FromRow)]
+struct Telling {
+    /// Of the last entry.
+    position: i64,
+    ids: Vec<Uuid>,
+    revisions: Option<Vec<i32>>,
+    until: DateTime<Utc>,
+}
+
+/// One entry of the feed.
+#[derive(Debug)]
 pub struct Told {
     pub position: i64,
     /// Of the last entry of a transaction.
     pub until: Option<DateTime<Utc>>,
-    /// None if it is not kept any more.
-    #[sqlx(flatten)]
     pub row: Row,
 }
 
-/// The entries after one position, up to another.
+/// The entries after one position, up to another. What is not kept any more is left out.
 pub async fn read_feed(
     database: &PgPool,
     tenant: &str,
@@ -119,29 +127,56 @@ pub async fn read_feed(
     up_to: i64,
 ) -> Result<Vec<Told>, sqlx::Error> {
     // The first transaction that reaches the end is the last that is needed.
-    sqlx::query_as(concat!(
-        "select entry.position, entry.until, found.*
-         from (
-             select position - cardinality(ids) + nth as position, id, revision,
-                 case when nth = cardinality(ids) then until end as until
-             from usage_feed cross join lateral
-                 unnest(ids, coalesce(revisions, array_fill(1, array[cardinality(ids)])))
-                     with ordinality as each (id, revision, nth)
-             where tenant_id = $1 and lane = $2 and position > $3 and position <= (
-                 select position from usage_feed where tenant_id = $1 and lane = $2 and position >= $4
-                 order by position limit 1)
-         ) as entry
-         cross join lateral (
-             select ",
-        columns!(),
-        " from usage_records record where record.id = entry.id and record.revision = entry.revision
-         ) as found
-         where entry.position > $3 and entry.position <= $4 order by entry.position"
-    ))
+    let tellings: Vec<Telling> = sqlx::query_as(
+        "select position, ids, revisions, until from usage_feed
+         where tenant_id = $1 and lane = $2 and position > $3 and position <= (
+             select position from usage_feed where tenant_id = $1 and lane = $2 and position >= $4
+             order by position limit 1)
+         order by position",
+    )
     .bind(tenant)
     .bind(lane.as_str())
     .bind(after)
     .bind(up_to)
     .fetch_all(database)
-    .await
+    .await?;
+    let mut places: Vec<(i64, Option<DateTime<Utc>>)> = Vec::new();
+    let (mut ids, mut revisions): (Vec<Uuid>, Vec<i32>) = (Vec::new(), Vec::new());
+    for Telling { position: last, ids: told, revisions: of, until } in tellings {
+        let first = last - told.len() as i64 + 1;
+        for (index, (id, position)) in told.into_iter().zip(first..).enumerate() {
+            if position > after && position <= up_to {
+                places.push((position, (position == last).then_some(until)));
+                ids.push(id);
+                revisions.push(of.as_ref().and_then(|of| of.get(index).copied()).unwrap_or(1));
+            }
+        }
+    }
+    #[derive(FromRow)]
+    struct Found {
+        nth: i64,
+        #[sqlx(flatten)]
+        row: Row,
+    }
+    let found: Vec<Found> = sqlx::query_as(concat!(
+        "select nth, found.* from unnest($1::uuid[], $2::integer[]) with ordinality as wanted (id, revision, nth)
+         cross join lateral (
+             select ",
+        columns!(),
+        " from usage_records record where record.id = wanted.id and record.revision = wanted.revision
+         ) as found"
+    ))
+    .bind(ids)
+    .bind(revisions)
+    .fetch_all(database)
+    .await?;
+    let mut told: Vec<Told> = found
+        .into_iter()
+        .filter_map(|Found { nth, row }| {
+            let (position, until) = *places.get(nth as usize - 1)?;
+            Some(Told { position, until, row })
+        })
+        .collect();
+    told.sort_unstable_by_key(|told| told.position);
+    Ok(told)
 }
