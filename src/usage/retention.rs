@@ -47,17 +47,8 @@ const COUNTED: i64 = 100_000;
 
 impl Handle<GetRetention> for Usage {
     async fn handle(&self, call: Call<GetRetention>) -> Result<Retention> {
-        let (tenant, usage_type) = (&call.request.tenant, &call.request.usage_type);
-        check_scope(tenant, usage_type)?;
-        let policies = self.retention.policies().await?;
-        let own = policies.own(tenant, usage_type);
-        Ok(Retention {
-            tenant_id: tenant.clone(),
-            usage_type: usage_type.clone(),
-            retention_days: policies.days(tenant, usage_type),
-            set: own.map(|policy| policy.days.into()),
-            updated_at: own.map(|policy| policy.updated_at),
-        })
+        check_scope(&call.request.tenant, &call.request.usage_type)?;
+        self.retention.effective(call.request.tenant, call.request.usage_type).await
     }
 }
 
@@ -77,14 +68,7 @@ impl Handle<ChangeRetention> for Usage {
         let set =
             async { retention::set_policy(&self.database, tenant, usage_type, days as i32).await.map_err(unavailable) };
         self.audited(change, &call.context, set).await?;
-        let policies = self.retention.policies().await?;
-        Ok(Retention {
-            tenant_id: tenant.clone(),
-            usage_type: usage_type.clone(),
-            retention_days: policies.days(tenant, usage_type),
-            set: Some(days),
-            updated_at: policies.own(tenant, usage_type).map(|policy| policy.updated_at),
-        })
+        self.retention.effective(call.request.tenant, call.request.usage_type).await
     }
 }
 
@@ -156,6 +140,19 @@ impl Retainer {
         let set =
             set.into_iter().map(|policy| ((policy.tenant_id.clone(), policy.usage_type.clone()), policy)).collect();
         Ok(Policies { set, retainer: self })
+    }
+
+    /// What holds for a tenant and a type, and what was set for exactly these.
+    async fn effective(&self, tenant: String, usage_type: String) -> Result<Retention> {
+        let policies = self.policies().await?;
+        let own = policies.own(&tenant, &usage_type);
+        Ok(Retention {
+            retention_days: policies.days(&tenant, &usage_type),
+            set: own.map(|policy| policy.days.into()),
+            updated_at: own.map(|policy| policy.updated_at),
+            tenant_id: tenant,
+            usage_type,
+        })
     }
 
     async fn kept(&self) -> Result<Vec<Kept>> {

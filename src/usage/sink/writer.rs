@@ -90,7 +90,7 @@ impl Batch {
     }
 
     fn items(&self) -> impl Iterator<Item = &Item> {
-        self.messages.iter().flat_map(|message| &message.items)
+        self.each_item().map(|(_, item)| item)
     }
 
     fn each_item(&self) -> impl Iterator<Item = (&Received, &Item)> {

@@ -137,20 +137,22 @@ pub async fn end_range(connection: &mut PgConnection, id: Uuid) -> Result<(), sq
 }
 
 /// Work whose lease is over, or that keeps live records waiting for longer than anybody may.
+macro_rules! abandoned {
+    () => {
+        "(lease_until < clock_timestamp()
+             or blocking and phase = 'receiving' and begun_at < clock_timestamp() - interval '1 hour')"
+    };
+}
+
 pub async fn abandoned(connection: &mut PgConnection) -> Result<Vec<Uuid>, sqlx::Error> {
-    let abandoned = sqlx::query_scalar(
-        "select operation_id from backfill_ranges where lease_until < clock_timestamp()
-             or blocking and phase = 'receiving' and begun_at < clock_timestamp() - interval '1 hour'",
-    );
+    let abandoned = sqlx::query_scalar(concat!("select operation_id from backfill_ranges where ", abandoned!()));
     abandoned.fetch_all(connection).await
 }
 
 /// Whether that is still so, for the rest of the transaction.
 pub async fn is_abandoned(connection: &mut PgConnection, id: Uuid) -> Result<bool, sqlx::Error> {
-    let abandoned = sqlx::query(
-        "select from backfill_ranges where operation_id = $1 and (lease_until < clock_timestamp()
-             or blocking and phase = 'receiving' and begun_at < clock_timestamp() - interval '1 hour') for update",
-    );
+    let abandoned =
+        sqlx::query(concat!("select from backfill_ranges where operation_id = $1 and ", abandoned!(), " for update"));
     Ok(abandoned.bind(id).fetch_optional(connection).await?.is_some())
 }
 
