@@ -4,6 +4,7 @@ use std::{collections::HashMap, fmt, path::Path, path::PathBuf, str::FromStr, ti
 
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
+use sqlx::postgres::PgConnectOptions;
 
 use crate::{
     api::{
@@ -50,6 +51,7 @@ pub struct Config {
     pub stages: Stages,
     pub timers: Timers,
     pub usage: Usage,
+    pub historical: Historical,
     pub telemetry: Telemetry,
     pub shutdown: Shutdown,
 }
@@ -194,6 +196,30 @@ pub struct Usage {
     #[serde(with = "humantime_serde")]
     pub backfill_lease: Duration,
     pub limits: UsageLimits,
+}
+
+/// A second database, for usage records that are old.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Historical {
+    pub database_url: Option<Secret>,
+    #[serde(with = "humantime_serde")]
+    pub after: Duration,
+}
+
+impl Historical {
+    /// How it is reached, if there is one.
+    pub fn database(&self) -> Option<Database> {
+        Some(Database {
+            url: Some(self.database_url.clone()?),
+            host: String::new(),
+            port: 0,
+            user: String::new(),
+            password: None,
+            name: String::new(),
+            max_connections: 1,
+        })
+    }
 }
 
 /// The defaults of both levels.
@@ -369,6 +395,7 @@ impl Config {
             ("usage.quarantine_kept", self.usage.quarantine_kept),
             ("usage.reconciliation_kept", self.usage.reconciliation_kept),
             ("usage.backfill_lease", self.usage.backfill_lease),
+            ("historical.after", self.historical.after),
         ] {
             if duration > century {
                 return refuse(key, "must not be above a hundred years".into());
@@ -413,6 +440,15 @@ impl Config {
             let problem =
                 format!("must lie between {LEAST_RETENTION} and {MOST_RETENTION}, is {}", self.usage.retention_days);
             return refuse("usage.retention_days", problem);
+        }
+        if let Some(url) = &self.historical.database_url
+            && let Err(error) = PgConnectOptions::from_str(url.expose())
+        {
+            return refuse("historical.database_url", error.to_string());
+        }
+        let least = Duration::from_secs(7 * 86_400).max(self.usage.grace_period);
+        if self.historical.after < least {
+            return refuse("historical.after", "must not be below 7d, nor below usage.grace_period".into());
         }
         if self.usage.backfill_rate == 0 {
             return refuse("usage.backfill_rate", "must be 1 at least".into());

@@ -14,6 +14,9 @@ use crate::{config, error::Error};
 /// The numbered files of `migrations/`.
 pub static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
+/// The same for the historical database of usage.
+pub static HISTORICAL_MIGRATIONS: Migrator = sqlx::migrate!("./migrations-historical");
+
 /// 15.0, as the server counts.
 const MINIMUM_VERSION: i32 = 150_000;
 
@@ -152,7 +155,7 @@ pub fn is_about_data(error: &sqlx::Error) -> bool {
 }
 
 /// Brings the database up to date. Any number of processes may try at once; one does it.
-pub async fn migrate(pool: &PgPool) -> Result<(), DatabaseError> {
+pub async fn migrate(pool: &PgPool, migrations: &Migrator) -> Result<(), DatabaseError> {
     let number: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int")
         .fetch_one(pool)
         .await
@@ -160,7 +163,7 @@ pub async fn migrate(pool: &PgPool) -> Result<(), DatabaseError> {
     if number < MINIMUM_VERSION {
         return Err(DatabaseError::TooOld { found: format!("{}.{}", number / 10_000, number % 10_000) });
     }
-    MIGRATIONS.run(pool).await.map_err(|error| match error {
+    migrations.run(pool).await.map_err(|error| match error {
         MigrateError::VersionMissing(_) | MigrateError::VersionMismatch(_) | MigrateError::VersionTooOld(..) => {
             DatabaseError::OtherVersion(error)
         }

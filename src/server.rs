@@ -211,7 +211,7 @@ impl Server {
         let store = self.until("NATS", || jetstream::connect(&self.config.nats)).await?;
         self.app.health.connected(nats.clone(), store.clone());
         let jetstream = jetstream::jetstream_context(&store);
-        self.until("PostgreSQL", || database::migrate(&self.database)).await?;
+        self.until("PostgreSQL", || database::migrate(&self.database, &database::MIGRATIONS)).await?;
         let declarations = jetstream::declarations(&self.config);
         let apply = || jetstream::apply_guarded(&self.database, &jetstream, &declarations, self.fresh);
         for drift in self.until("the streams", apply).await? {

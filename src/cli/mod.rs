@@ -149,8 +149,12 @@ impl Cli {
 
 async fn migrate(config: &Config) -> Outcome {
     let pool = database::pool(&config.database)?;
-    database::migrate(&pool).await?;
+    database::migrate(&pool, &database::MIGRATIONS).await?;
     print("the database is up to date")?;
+    if let Some(historical) = config.historical.database() {
+        database::migrate(&database::pool(&historical)?, &database::HISTORICAL_MIGRATIONS).await?;
+        print("the historical database is up to date")?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -32,7 +32,7 @@ pub async fn run(config: &Config, command: Command) -> Outcome {
         }
         Command::Apply { fresh } => {
             let pool = database::pool(&config.database)?;
-            database::migrate(&pool).await?;
+            database::migrate(&pool, &database::MIGRATIONS).await?;
             (jetstream::apply_guarded(&pool, &context, &declarations, fresh).await?, true)
         }
     };

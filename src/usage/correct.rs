@@ -13,6 +13,7 @@ use super::{
     rules,
     store::{
         self, Entry, Lane, NewChange, Next, Row, Tally,
+        moved::note_written,
         ranges::{BusyRange, busy_ranges, hold_ranges},
         unavailable,
     },
@@ -32,8 +33,9 @@ const MOST_REASON: usize = 1000;
 
 impl Handle<GetRecord> for Usage {
     async fn handle(&self, call: Call<GetRecord>) -> Result<LedgerRecord> {
+        let (tenant, id) = (&call.target, call.request.id);
         let mut connection = self.reading.acquire().await.map_err(unavailable)?;
-        latest(&mut connection, &call.target, call.request.id).await
+        last(shown(id, self.historical.versions(&mut connection, tenant.as_str(), id).await?)?)
     }
 }
 
@@ -41,7 +43,7 @@ impl Handle<GetHistory> for Usage {
     async fn handle(&self, call: Call<GetHistory>) -> Result<History> {
         let (tenant, id) = (&call.target, call.request.id);
         let mut connection = self.reading.acquire().await.map_err(unavailable)?;
-        let versions = versions(&mut connection, tenant, id).await?;
+        let versions = shown(id, self.historical.versions(&mut connection, tenant.as_str(), id).await?)?;
         let changes = store::changes(&mut connection, id).await.map_err(unavailable)?;
         Ok(History { versions, changes })
     }
@@ -53,7 +55,7 @@ impl Handle<AmendRecord> for Usage {
         check_reason(&amendment.reason)?;
         check_amendment(amendment, context)?;
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
-        let current = hold(&mut transaction, tenant, amendment.id, amendment.revision).await?;
+        let current = self.hold(&mut transaction, tenant, amendment.id, amendment.revision).await?;
         let next = amended(&current, amendment)?;
         self.check_schema(&next, amendment.value.as_ref()).await?;
         let value = record::value(&json!(next.value))?;
@@ -83,7 +85,7 @@ impl Handle<DeprecateRecord> for Usage {
         let (tenant, request, context) = (&call.target, &call.request, &call.context);
         check_reason(&request.reason)?;
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
-        let current = hold(&mut transaction, tenant, request.id, request.revision).await?;
+        let current = self.hold(&mut transaction, tenant, request.id, request.revision).await?;
         let series = series(&current);
         if let Some(series) = series {
             store::heads(&mut transaction, &[series]).await.map_err(unavailable)?;
@@ -117,6 +119,7 @@ impl Usage {
         context: &Context,
     ) -> Result<()> {
         let corrected = async {
+            note_written(transaction, current.id).await?;
             store::mend_heads(transaction, series.as_slice()).await?;
             let request_id = context.request_id();
             let change = NewChange {
@@ -172,41 +175,56 @@ impl Usage {
     }
 }
 
+impl Usage {
+    /// The record that is to be changed, which nobody else changes meanwhile.
+    async fn hold(
+        &self,
+        transaction: &mut PgConnection,
+        tenant: &Name,
+        id: Uuid,
+        revision: Option<i32>,
+    ) -> Result<LedgerRecord> {
+        store::hold_record(transaction, id).await.map_err(unavailable)?;
+        // Before anything that writers wait for.
+        self.historical.thaw_record(transaction, tenant.as_str(), id).await?;
+        hold_ranges(transaction).await.map_err(unavailable)?;
+        let current = latest(transaction, tenant, id).await?;
+        let busy = busy_ranges(transaction).await.map_err(unavailable)?;
+        let covers =
+            |range: &&BusyRange| range.covers(&current.tenant_id, &current.usage_type, current.event_timestamp);
+        if let Some(range) = busy.iter().find(covers) {
+            return Err(ranges::closed(range));
+        }
+        if let Some(meant) = revision
+            && meant != current.revision
+        {
+            let message = format!("revision: {meant} is not the record's latest, which is {}", current.revision);
+            let details = json!({ "field": "revision", "revision": current.revision });
+            return Err(Error::new(Code::Conflict, message).details(details));
+        }
+        if current.status != Status::Active {
+            let message = format!("the record is {}", current.status.as_str());
+            return Err(Error::new(Code::Conflict, message).details(json!({ "status": current.status })));
+        }
+        Ok(current)
+    }
+}
+
 /// All revisions of a record, or that there is none.
-async fn versions(connection: &mut PgConnection, tenant: &Name, id: Uuid) -> Result<Vec<LedgerRecord>> {
-    let versions = store::versions(connection, tenant.as_str(), id).await.map_err(unavailable)?;
+fn shown(id: Uuid, versions: Vec<Row>) -> Result<Vec<LedgerRecord>> {
     match versions.is_empty() {
         true => Err(Error::new(Code::NotFound, format!("no record has the id {id}"))),
         false => versions.into_iter().map(Row::record).collect(),
     }
 }
 
-async fn latest(connection: &mut PgConnection, tenant: &Name, id: Uuid) -> Result<LedgerRecord> {
-    versions(connection, tenant, id).await?.pop().ok_or_else(|| Error::internal("a record without a revision"))
+fn last(versions: Vec<LedgerRecord>) -> Result<LedgerRecord> {
+    versions.into_iter().next_back().ok_or_else(|| Error::internal("a record without a revision"))
 }
 
-/// The record that is to be changed, which nobody else changes meanwhile.
-async fn hold(transaction: &mut PgConnection, tenant: &Name, id: Uuid, revision: Option<i32>) -> Result<LedgerRecord> {
-    store::hold_record(transaction, id).await.map_err(unavailable)?;
-    hold_ranges(transaction).await.map_err(unavailable)?;
-    let current = latest(transaction, tenant, id).await?;
-    let busy = busy_ranges(transaction).await.map_err(unavailable)?;
-    let covers = |range: &&BusyRange| range.covers(&current.tenant_id, &current.usage_type, current.event_timestamp);
-    if let Some(range) = busy.iter().find(covers) {
-        return Err(ranges::closed(range));
-    }
-    if let Some(meant) = revision
-        && meant != current.revision
-    {
-        let message = format!("revision: {meant} is not the record's latest, which is {}", current.revision);
-        let details = json!({ "field": "revision", "revision": current.revision });
-        return Err(Error::new(Code::Conflict, message).details(details));
-    }
-    if current.status != Status::Active {
-        let message = format!("the record is {}", current.status.as_str());
-        return Err(Error::new(Code::Conflict, message).details(json!({ "status": current.status })));
-    }
-    Ok(current)
+/// A record that is in the operational database, as it is.
+async fn latest(connection: &mut PgConnection, tenant: &Name, id: Uuid) -> Result<LedgerRecord> {
+    last(shown(id, store::versions(connection, tenant.as_str(), id).await.map_err(unavailable)?)?)
 }
 
 fn series(record: &LedgerRecord) -> Option<Uuid> {

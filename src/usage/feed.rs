@@ -6,15 +6,17 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use chrono::{DateTime, Utc};
 use futures::StreamExt;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use uuid::Uuid;
 
 use super::{
     Usage,
     query::{fitting, within},
     record::invalid_field,
-    store::{self, FeedHeads, Lane, Row, Told, unavailable},
+    store::{self, FeedHeads, Lane, Listed, Row, unavailable},
 };
 use crate::{
     api::{
@@ -157,7 +159,7 @@ impl Usage {
         if up_to == *position {
             return Ok(());
         }
-        let mut told = store::read_feed(&self.reading, tenant, lane, *position, up_to).await.map_err(unavailable)?;
+        let mut told = self.told(tenant, lane, *position, up_to).await?;
         let fitting = if reading.bytes == 0 { 0 } else { fitting(told.iter().map(|told| &told.row), reading.bytes) };
         // What is not kept any more is passed over.
         *position = match told.get(fitting) {
@@ -174,10 +176,42 @@ impl Usage {
     }
 }
 
+/// One entry of the feed.
+struct Told {
+    position: i64,
+    /// Of the last entry of a transaction.
+    until: Option<DateTime<Utc>>,
+    row: Row,
+}
+
+impl Usage {
+    /// The entries after one position, up to another. What is not kept any more is left out.
+    async fn told(&self, tenant: &str, lane: Lane, after: i64, up_to: i64) -> Result<Vec<Told>> {
+        let listed = store::listed(&self.reading, tenant, lane, after, up_to).await.map_err(unavailable)?;
+        let wanted: Vec<(Uuid, i32)> = listed.iter().map(|one| (one.id, one.revision)).collect();
+        let mut rows: Vec<Option<Row>> = wanted.iter().map(|_| None).collect();
+        let here = async { store::find(&mut *self.reading.acquire().await?, &wanted).await };
+        for found in here.await.map_err(unavailable)? {
+            let index = found.index();
+            rows[index] = Some(found.row);
+        }
+        let missing: Vec<usize> = (0..rows.len()).filter(|index| rows[*index].is_none()).collect();
+        let elsewhere: Vec<(Uuid, i32)> = missing.iter().map(|index| wanted[*index]).collect();
+        for found in self.historical.found(&self.reading, &elsewhere).await? {
+            let index = missing[found.index()];
+            rows[index] = Some(found.row);
+        }
+        let told = |(listed, row): (Listed, Option<Row>)| {
+            Some(Told { position: listed.position, until: listed.until, row: row? })
+        };
+        Ok(listed.into_iter().zip(rows).filter_map(told).collect())
+    }
+}
+
 /// A page while it is read.
 struct Reading {
     position: Position,
-    watermark: Option<chrono::DateTime<chrono::Utc>>,
+    watermark: Option<DateTime<Utc>>,
     records: Vec<Told>,
     /// What is left of a message.
     bytes: usize,

@@ -1,5 +1,6 @@
 //! What makes a record the same record.
 
+use chrono::{DateTime, Utc};
 use sha2::{Digest, Sha256};
 use uuid::{Builder, Uuid};
 
@@ -33,6 +34,13 @@ pub fn series(origin: Origin<'_>, usage_type: &str, resource_id: &str) -> Uuid {
 fn milliseconds(key: &str) -> Option<[u8; 6]> {
     let key = Uuid::try_parse(key).ok().filter(|key| key.get_version_num() == 7)?;
     key.as_bytes()[..6].try_into().ok()
+}
+
+/// The time that a record's id begins with.
+pub fn time_of(id: Uuid) -> DateTime<Utc> {
+    let mut bytes = [0; 8];
+    bytes[2..].copy_from_slice(&id.as_bytes()[..6]);
+    DateTime::from_timestamp_millis(i64::from_be_bytes(bytes)).unwrap_or(DateTime::UNIX_EPOCH)
 }
 
 /// Each part with its length, so that no two lists look the same.

@@ -12,7 +12,7 @@
 //!
 //! Read it is by event time ([`query`], from a [`cursor`]) or in the order of acceptance ([`feed`]); [`correct`] amends and
 //! withdraws single records, [`backfill`] replaces ranges, which [`ranges`] closes to live records meanwhile.
-//! [`retention`] lets go what is kept no longer.
+//! [`retention`] lets go what is kept no longer; [`historical`] is a second database for what is old.
 
 mod audit;
 mod backfill;
@@ -20,7 +20,9 @@ mod backlog;
 mod buckets;
 mod correct;
 mod cursor;
+mod detaching;
 mod feed;
+mod historical;
 pub(crate) mod identity;
 mod ingest;
 mod limits;
@@ -68,7 +70,7 @@ use crate::{
     },
     clock::Clock,
     config::Config,
-    error::Result,
+    error::{Error, Result},
     events::Events,
     gateway::Hosted,
     jetstream::{Bucket, jetstream_context},
@@ -77,6 +79,7 @@ use crate::{
 use backlog::Backlog;
 use buckets::Buckets;
 use cursor::Cursors;
+use historical::Historical;
 use limits::LimitTable;
 use ranges::Ranges;
 use refusals::Refusals;
@@ -92,6 +95,7 @@ pub struct Usage {
     database: PgPool,
     /// For pages alone: whoever reads much must not keep others from writing.
     reading: PgPool,
+    historical: Arc<Historical>,
     cursors: Cursors,
     shards: u16,
     ranges: Arc<Ranges>,
@@ -174,8 +178,11 @@ impl Usage {
         tracker.spawn(ranges.clone().follow(database.clone(), stop.clone()));
         let refusals = Arc::new(Refusals::default());
         tracker.spawn(refusals.clone().write(database.clone(), stop.clone()));
+        let historical = Historical::new(database.clone(), config, clock.clone());
+        let historical = Arc::new(historical.map_err(Error::internal)?);
         let retention = Arc::new(Retainer {
             database: database.clone(),
+            historical: historical.clone(),
             types: types.clone(),
             clock: clock.clone(),
             default_days: usage.retention_days,
@@ -207,6 +214,7 @@ impl Usage {
         let usage = Arc::new_cyclic(|me| Self {
             database,
             reading,
+            historical,
             cursors: Cursors::default(),
             shards: usage.shards,
             ranges,

@@ -5,7 +5,7 @@ use chrono::{DateTime, Datelike, TimeDelta, Utc};
 use super::{
     Usage, identity,
     record::{check_name, invalid_field},
-    store::{self, Row, Selection, unavailable},
+    store::{Row, Selection},
 };
 use crate::{
     api::{
@@ -38,7 +38,7 @@ impl Handle<QueryRecords> for Usage {
             after,
         };
         let _turn = self.reading_turns.take(tenant).await?;
-        let mut rows = store::page(&self.reading, &selection, size + 1).await.map_err(unavailable)?;
+        let mut rows = self.historical.page(&self.reading, &selection, size + 1).await?;
         let fitting = fitting(rows.iter(), self.most_bytes()).min(size);
         let is_more = rows.len() > fitting;
         rows.truncate(fitting);

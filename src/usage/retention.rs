@@ -3,7 +3,7 @@
 //! What no policy keeps goes as whole partitions, in an instant; the rest in small batches. Live records are written
 //! meanwhile.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::json;
@@ -13,8 +13,11 @@ use tokio::time::sleep;
 use super::{
     Usage,
     audit::Change,
+    detaching::{detach, drop_leftovers},
+    historical::{Historical, There},
     record::check_name,
     store::{
+        partitions::drop_detached,
         retention::{self, Policy},
         unavailable,
     },
@@ -29,7 +32,6 @@ use crate::{
         },
     },
     clock::Clock,
-    database::is_passing,
     error::{Code, Error, Result},
 };
 
@@ -38,9 +40,6 @@ const ALL: &str = "*";
 /// Rows of one batch, and how long others have the table to themselves afterwards.
 const BATCH: i64 = 2000;
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// How often a partition that is in use is tried.
-const TRIES: u32 = 5;
 
 /// What a report counts.
 const COUNTED: i64 = 100_000;
@@ -96,7 +95,8 @@ fn check_scope(tenant: &str, usage_type: &str) -> Result<()> {
 /// What is kept for how long, and what ends it.
 pub struct Retainer {
     pub database: PgPool,
-    pub types: std::sync::Arc<Types>,
+    pub historical: Arc<Historical>,
+    pub types: Arc<Types>,
     pub clock: Clock,
     /// Where nothing was set.
     pub default_days: i64,
@@ -132,6 +132,14 @@ struct Kept {
     usage_type: String,
     days: i64,
     older_than: DateTime<Utc>,
+}
+
+impl Kept {
+    /// What a report says of it.
+    fn retired(self, records: i64) -> Option<RetiredRecords> {
+        let Self { tenant: tenant_id, usage_type, days: retention_days, older_than } = self;
+        (records > 0).then_some(RetiredRecords { tenant_id, usage_type, retention_days, older_than, records })
+    }
 }
 
 impl Retainer {
@@ -174,73 +182,120 @@ impl Retainer {
     /// What would go now.
     async fn report(&self) -> Result<RetentionReport> {
         let kept = self.kept().await?;
-        let old = retention::old_partitions(&self.database, self.oldest(&kept)).await.map_err(unavailable)?;
-        let retired = |partition: retention::Partition| RetiredPartition {
-            name: partition.name,
-            latest_event: partition.greatest_event,
-            records: None,
-        };
-        let mut report =
-            RetentionReport { done: false, partitions: old.into_iter().map(retired).collect(), records: Vec::new() };
-        for Kept { tenant, usage_type, days, older_than } in kept {
-            let counted = retention::count_older(&self.database, &tenant, &usage_type, older_than, COUNTED);
-            let records = counted.await.map_err(unavailable)?;
-            if records > 0 {
-                let retired =
-                    RetiredRecords { tenant_id: tenant, usage_type, retention_days: days, older_than, records };
-                report.records.push(retired);
+        let oldest = self.oldest(&kept);
+        let there = self.historical.there().await?;
+        let mut report = RetentionReport { done: false, moved: Vec::new(), partitions: Vec::new(), records: Vec::new() };
+        for week in self.historical.movable().await? {
+            report.moved.push(RetiredPartition::new(week.name, false, Some(week.greatest_event), None));
+        }
+        for partition in retention::old_partitions(&self.database, oldest).await.map_err(unavailable)? {
+            report.partitions.push(RetiredPartition::new(partition.name, false, partition.greatest_event, None));
+        }
+        if let Some(there) = &there {
+            for week in there.old_weeks(oldest).await? {
+                report.partitions.push(RetiredPartition::new(week.name, true, week.greatest_event, None));
             }
+        }
+        for kept in kept {
+            let Kept { tenant, usage_type, older_than, .. } = &kept;
+            let here = retention::count_older(&self.database, tenant, usage_type, *older_than, COUNTED);
+            let mut records = here.await.map_err(unavailable)?;
+            if let Some(there) = &there {
+                records += there.count_older(tenant, usage_type, *older_than, COUNTED - records).await?;
+            }
+            report.records.extend(kept.retired(records));
         }
         Ok(report)
     }
 
-    async fn drop(&self, partition: &str, older_than: DateTime<Utc>) -> Result<i64, sqlx::Error> {
-        let mut tries = 0;
-        loop {
-            match retention::drop_partition(&self.database, partition, older_than).await {
-                Err(error) if is_passing(&error) && tries < TRIES => tries += 1,
-                ended => return ended,
-            }
-            sleep(PAUSE * 10).await;
-        }
-    }
-
-    /// Lets go what no policy keeps. Any number of processes may do it.
+    /// Moves what is old and quiet, and lets go what no policy keeps. Any number of processes may do it.
     pub async fn apply(&self) -> Result<RetentionReport> {
+        drop_leftovers(&self.database).await.map_err(unavailable)?;
+        let mut report = RetentionReport { done: true, moved: Vec::new(), partitions: Vec::new(), records: Vec::new() };
+        for (week, records) in self.historical.move_weeks().await? {
+            report.moved.push(RetiredPartition::new(week.name, false, Some(week.greatest_event), Some(records)));
+        }
         let kept = self.kept().await?;
         let oldest = self.oldest(&kept);
-        let mut report = RetentionReport { done: true, partitions: Vec::new(), records: Vec::new() };
+        self.drop_partitions(oldest, &mut report).await?;
+        // What came back from there must not be seen there again as it was: so there first.
+        let there = self.historical.there().await?;
+        if let Some(there) = &there {
+            there.settle().await?;
+            for week in there.old_weeks(oldest).await? {
+                if let Some(records) = there.drop_week(&week.name).await? {
+                    let dropped = RetiredPartition::new(week.name, true, week.greatest_event, Some(records));
+                    report.partitions.push(dropped);
+                }
+            }
+            there.settle().await?;
+        }
+        for kept in kept {
+            let records = self.delete_older(there.as_ref(), &kept).await?;
+            self.mend_tallies(there.as_ref(), &kept).await?;
+            report.records.extend(kept.retired(records));
+        }
+        retention::forget_feed(&self.database, oldest).await.map_err(unavailable)?;
+        Ok(report)
+    }
+
+    async fn drop_partitions(&self, oldest: DateTime<Utc>, report: &mut RetentionReport) -> Result<()> {
         for partition in retention::old_partitions(&self.database, oldest).await.map_err(unavailable)? {
-            // One that is in use right now has another hour.
-            match self.drop(&partition.name, oldest).await {
-                Ok(records) => report.partitions.push(RetiredPartition {
-                    name: partition.name,
-                    latest_event: partition.greatest_event,
-                    records: Some(records),
-                }),
+            let dropped = async {
+                match detach(&self.database, &partition.name, oldest, None).await? {
+                    true => drop_detached(&self.database, &partition.name).await,
+                    false => Ok(None),
+                }
+            };
+            match dropped.await {
+                Ok(None) => {}
+                Ok(records) => {
+                    let dropped = RetiredPartition::new(partition.name, false, partition.greatest_event, records);
+                    report.partitions.push(dropped);
+                }
+                // One that is in use right now has another hour.
                 Err(error) => tracing::warn!(%error, partition = partition.name, "usage: a partition was not dropped"),
             }
         }
-        for Kept { tenant, usage_type, days, older_than } in kept {
-            let mut records = 0;
+        Ok(())
+    }
+
+    /// In small batches, until nothing is left. How many records went.
+    async fn delete_older(&self, there: Option<&There<'_>>, kept: &Kept) -> Result<i64> {
+        let Kept { tenant, usage_type, older_than, .. } = kept;
+        let mut records = 0;
+        for place in there.map(Some).into_iter().chain([None]) {
             loop {
-                let gone = retention::delete_older(&self.database, &tenant, &usage_type, older_than, BATCH);
-                let gone = gone.await.map_err(unavailable)?;
+                let gone = match place {
+                    Some(there) => there.delete_older(tenant, usage_type, *older_than, BATCH).await?,
+                    None => {
+                        let gone = retention::delete_older(&self.database, tenant, usage_type, *older_than, BATCH);
+                        gone.await.map_err(unavailable)?
+                    }
+                };
                 records += gone;
                 if gone < BATCH {
                     break;
                 }
                 sleep(PAUSE).await;
             }
-            let mended = retention::mend_tallies(&self.database, &tenant, &usage_type, older_than);
-            mended.await.map_err(unavailable)?;
-            if records > 0 {
-                let retired =
-                    RetiredRecords { tenant_id: tenant, usage_type, retention_days: days, older_than, records };
-                report.records.push(retired);
+            if let Some(there) = place.filter(|_| records > 0) {
+                there.settle().await?;
             }
         }
-        retention::forget_feed(&self.database, oldest).await.map_err(unavailable)?;
-        Ok(report)
+        Ok(records)
+    }
+
+    async fn mend_tallies(&self, there: Option<&There<'_>>, kept: &Kept) -> Result<()> {
+        let Kept { tenant, usage_type, older_than, .. } = kept;
+        let bereft = retention::bereft_sources(&self.database, tenant, usage_type, *older_than);
+        let bereft = bereft.await.map_err(unavailable)?;
+        let elsewhere = match there {
+            Some(there) if !bereft.is_empty() => there.earliest(tenant, usage_type, &bereft).await?,
+            _ => HashMap::new(),
+        };
+        let mend = retention::mend_tallies(&self.database, tenant, usage_type, &bereft, &elsewhere);
+        mend.await.map_err(unavailable)
     }
 }
+

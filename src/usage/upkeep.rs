@@ -6,7 +6,7 @@ use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 use super::retention::Retainer;
-use super::store::{backfills::forget_orphans, extend_partitions, forget_minutes, forget_quarantined};
+use super::store::{backfills::forget_orphans, forget_minutes, forget_quarantined, partitions::extend_partitions};
 
 const INTERVAL: Duration = Duration::from_secs(3600);
 
@@ -35,8 +35,8 @@ impl Upkeep {
             }
             pause = INTERVAL;
             match self.retention.apply().await {
-                Ok(report) if report.partitions.is_empty() && report.records.is_empty() => {}
-                Ok(report) => tracing::info!(?report, "usage: what was kept long enough is gone"),
+                Ok(report) if report.is_empty() => {}
+                Ok(report) => tracing::info!(?report, "usage: what was kept long enough has moved, or is gone"),
                 Err(error) => tracing::warn!(%error, "usage: retention is tried again in an hour"),
             }
         }

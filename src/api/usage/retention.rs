@@ -44,18 +44,35 @@ pub struct Retention {
 pub struct RetentionReport {
     /// Whether it has been done.
     pub done: bool,
+    /// What moves to the historical database, where there is one.
+    pub moved: Vec<RetiredPartition>,
     /// Whole partitions, of which no policy keeps anything.
     pub partitions: Vec<RetiredPartition>,
     /// The rest, by tenant and type.
     pub records: Vec<RetiredRecords>,
 }
 
+impl RetentionReport {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.moved.is_empty() && self.partitions.is_empty() && self.records.is_empty()
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RetiredPartition {
     pub name: String,
+    /// Whether it is one of the historical database.
+    pub historical: bool,
     pub latest_event: Option<DateTime<Utc>>,
     /// Known when it is done.
     pub records: Option<i64>,
+}
+
+impl RetiredPartition {
+    pub fn new(name: String, historical: bool, latest_event: Option<DateTime<Utc>>, records: Option<i64>) -> Self {
+        Self { name, historical, latest_event, records }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -23,6 +23,7 @@ use crate::{
         record::{check_name, invalid_field},
         store::{
             backfills::{self, NewEvent, NewOperation},
+            historical::Span,
             ranges::{BusyRange, NewRange, begin_range, ranges_of},
             unavailable,
         },
@@ -168,10 +169,15 @@ impl Usage {
     /// What would change.
     async fn preview(&self, tenant: &Name, request: &BackfillRequest, events: &[NewEvent]) -> Result<BackfillPreview> {
         let TimeRange { from, to } = request.time_range;
+        let span = Span { tenant: tenant.as_str(), usage_type: &request.usage_type, from, to };
+        // What moved comes back to be looked at, and nothing of it stays.
+        let mut transaction = self.database.begin().await.map_err(unavailable)?;
+        self.historical.thaw_span(&mut transaction, &span).await?;
         let read = async {
-            let (tenant, usage_type) = (tenant.as_str(), &request.usage_type);
-            let there = backfills::active_in_range(&self.reading, tenant, usage_type, from, to, SHOWN as i64).await?;
-            Ok((there, backfills::is_invoiced(&mut *self.reading.acquire().await?, tenant, from).await?))
+            let there = backfills::active_in_range(&mut transaction, &span, SHOWN as i64).await?;
+            let is_invoiced = backfills::is_invoiced(&mut transaction, tenant.as_str(), from).await?;
+            transaction.rollback().await?;
+            Ok((there, is_invoiced))
         };
         let ((events_archived, there), affects_invoiced_period) = read.await.map_err(unavailable)?;
         let mut resources: BTreeMap<(String, String), ResourcePreview> =

@@ -81,6 +81,7 @@ impl Usage {
     async fn revert(&self, operation: &Operation, reason: &str, context: &Context) -> Result<()> {
         let _turn = self.backfills_at_once.acquire().await.map_err(Error::internal)?;
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
+        self.historical.thaw_span(&mut transaction, &operation.span()).await?;
         let (added, archived) = backfills::unchanged(&mut transaction, operation).await.map_err(unavailable)?;
         if (Some(added), Some(archived)) != (operation.events_added, operation.events_archived) {
             let message = "records of this backfill were corrected, replaced or dropped since";
@@ -88,6 +89,7 @@ impl Usage {
         }
         backfills::swap_touched(&mut transaction, operation).await.map_err(unavailable)?;
         self.settle(&mut transaction, operation).await?;
+        backfills::widen_touched(&mut transaction, operation).await.map_err(unavailable)?;
         backfills::feed_touched(&mut transaction, operation).await.map_err(unavailable)?;
         let request_id = context.request_id();
         let noted =

@@ -71,6 +71,7 @@ impl Usage {
         let total = self.received(operation).await?;
         self.show(operation.id, "archiving", 0, total).await;
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
+        self.historical.thaw_span(&mut transaction, &operation.span()).await?;
         let archived = backfills::archive_range(&mut transaction, operation).await.map_err(unavailable)?;
         let (mut added, mut last) = (0, Uuid::nil());
         while let Some(end) =
@@ -101,11 +102,12 @@ impl Usage {
 
     /// Counters stay counters, and their heads are what the ledger has.
     pub(super) async fn settle(&self, transaction: &mut sqlx::PgConnection, operation: &Operation) -> Result<()> {
+        let series = backfills::touched_series(transaction, operation).await.map_err(unavailable)?;
+        if series.is_empty() {
+            return Ok(());
+        }
+        self.historical.thaw_beside(transaction, &series, operation.range_start, operation.range_end).await?;
         let settled = async {
-            let series = backfills::touched_series(transaction, operation).await?;
-            if series.is_empty() {
-                return Ok(None);
-            }
             // Those that are there first, as everyone does.
             store::heads(transaction, &series).await?;
             backfills::make_heads(transaction, operation).await?;

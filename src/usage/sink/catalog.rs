@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, DurationRound, TimeDelta, Utc};
 use sqlx::PgConnection;
-use uuid::Uuid;
 
 use crate::usage::{
+    identity::time_of,
     record::Record,
     store::retention::{Extent, widen_partitions},
 };
@@ -30,9 +30,9 @@ impl Catalog {
         let now = Utc::now();
         let mut reached: HashMap<i64, Extent> = HashMap::new();
         for record in accepted {
-            let (milliseconds, at) = (time_of(record.id), record.event_timestamp);
-            let one = Extent { at: moment(milliseconds), least: at, greatest: at, written: now };
-            let week = reached.entry(week_of(milliseconds)).or_insert(one);
+            let (made, at) = (time_of(record.id), record.event_timestamp);
+            let one = Extent { at: made, least: at, greatest: at, written: now };
+            let week = reached.entry(week_of(made)).or_insert(one);
             week.least = week.least.min(at);
             week.greatest = week.greatest.max(at);
         }
@@ -82,20 +82,9 @@ impl Extent {
 }
 
 /// A week from Monday to Sunday. Partitions begin and end with one, so all of a week is in the same.
-fn week_of(milliseconds: i64) -> i64 {
+fn week_of(moment: DateTime<Utc>) -> i64 {
     // The clock began on a Thursday.
-    (milliseconds + 3 * DAY) / (7 * DAY)
-}
-
-/// The time that an id begins with, in milliseconds.
-fn time_of(id: Uuid) -> i64 {
-    let mut bytes = [0; 8];
-    bytes[2..].copy_from_slice(&id.as_bytes()[..6]);
-    i64::from_be_bytes(bytes)
-}
-
-fn moment(milliseconds: i64) -> DateTime<Utc> {
-    DateTime::from_timestamp_millis(milliseconds).unwrap_or(DateTime::UNIX_EPOCH)
+    (moment.timestamp_millis() + 3 * DAY) / (7 * DAY)
 }
 
 fn hour(at: DateTime<Utc>) -> DateTime<Utc> {

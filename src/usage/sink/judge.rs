@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use rust_decimal::Decimal;
 use serde_json::json;
 use uuid::Uuid;
@@ -12,8 +12,9 @@ use crate::{
     api::usage::MetricKind,
     error::{Code, Error},
     usage::{
-        record::Record,
-        store::{Head, Neighbours, Stored},
+        identity::time_of,
+        record::{Record, invalid_field},
+        store::{Head, Neighbours, Stored, moved::Moved},
     },
 };
 
@@ -35,6 +36,8 @@ pub struct Known {
     pub heads: HashMap<Uuid, Head>,
     /// For readings that are not newer than their series' head.
     pub neighbours: HashMap<(Uuid, DateTime<Utc>), Neighbours>,
+    /// The weeks of the historical database, which is not asked.
+    pub moved: Moved,
 }
 
 /// Whether a record is of a counter.
@@ -43,6 +46,23 @@ fn counter(item: &Item) -> Option<&Record> {
         Read::Sound(record, of_type) if of_type.unit.metric_kind == MetricKind::Counter => Some(record),
         _ => None,
     }
+}
+
+/// Whether a key is so old that its week may have moved. Keys that tell no time are of no week.
+pub fn is_of_an_old_key(item: &Item) -> bool {
+    const LEAST_AGE: TimeDelta = TimeDelta::days(7);
+    const YEAR: TimeDelta = TimeDelta::days(365);
+    let made = item.read.record().map(|record| time_of(record.id));
+    made.is_some_and(|made| made < Utc::now() - LEAST_AGE && made > DateTime::UNIX_EPOCH + YEAR)
+}
+
+/// Nobody could tell whether it was used before.
+fn too_old_a_key(id: Uuid) -> Error {
+    let problem = format_args!(
+        "is of {}, and the records of that week have moved to the historical database: use a new key",
+        time_of(id).format("%F")
+    );
+    invalid_field("idempotency_key", problem)
 }
 
 /// The series whose heads a batch needs.
@@ -117,6 +137,9 @@ impl<'a> Judge<'a> {
         }
         if let Read::Unfit(_, error) = &item.read {
             return Decision::Rejected(error.share());
+        }
+        if self.known.moved.may_have(record.id) {
+            return Decision::Rejected(too_old_a_key(record.id));
         }
         if counter(item).is_some() {
             if let Some(violation) = self.violation(record) {

@@ -18,7 +18,10 @@ use crate::{
     usage::{
         identity::Origin,
         record,
-        store::{self, Count, Head, Lane, MinuteKey, NewParked, NewRow, Refused, Tally, TallyKey, ranges::busy_ranges},
+        store::{
+            self, Count, Head, Lane, MinuteKey, NewParked, NewRow, Refused, Tally, TallyKey, moved::hold_moved,
+            ranges::busy_ranges,
+        },
         verdicts::Verdict,
     },
 };
@@ -219,8 +222,11 @@ async fn decide(
     barriers: &Barriers,
 ) -> Result<Vec<Vec<Outcome>>, sqlx::Error> {
     let mut known = Known::default();
+    if batch.items().any(judge::is_of_an_old_key) {
+        known.moved = hold_moved(transaction).await?;
+    }
     // A row that somebody is changing right now would be waited for, if it were inserted again.
-    let careful = barriers.concern(batch.each_item());
+    let careful = barriers.concern(batch.each_item()) || !known.moved.is_empty();
     for all in [careful, true] {
         known.heads = store::heads(transaction, &judge::series(batch.items())).await?;
         known.stored = store::stored(transaction, &judge::doubtful(batch.items(), &known.heads, all)).await?;

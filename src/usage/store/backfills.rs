@@ -7,7 +7,7 @@ use rust_decimal::Decimal;
 use sqlx::{FromRow, PgConnection, PgPool};
 use uuid::Uuid;
 
-use super::column;
+use super::{column, historical::Span};
 use crate::{
     api::usage::{Backfill, BackfillMode, BackfillProgress, BackfillStatus, MetricKind, Reason, ResourcePreview},
     database::{json_without_nul, without_nul},
@@ -45,6 +45,10 @@ pub struct Operation {
 }
 
 impl Operation {
+    pub fn span(&self) -> Span<'_> {
+        Span { tenant: &self.tenant_id, usage_type: &self.usage_type, from: self.range_start, to: self.range_end }
+    }
+
     pub fn is_blocking(&self) -> bool {
         self.mode == BackfillMode::Blocking.as_str()
     }
@@ -369,13 +373,13 @@ pub async fn descent(
         "with readings as (
              select record.series, record.event_timestamp, record.value, source_id, resource_id
              from unnest($1::uuid[]) as touched (series) cross join lateral (
-                 (select * from usage_records record where record.series = touched.series and status = 'active'
+                 (select * from usage_readings record where record.series = touched.series
                       and event_timestamp < $2 order by event_timestamp desc, value desc limit 1)
                  union all
-                 (select * from usage_records record where record.series = touched.series and status = 'active'
+                 (select * from usage_readings record where record.series = touched.series
                       and event_timestamp >= $2 and event_timestamp < $3)
                  union all
-                 (select * from usage_records record where record.series = touched.series and status = 'active'
+                 (select * from usage_readings record where record.series = touched.series
                       and event_timestamp >= $3 order by event_timestamp, value limit 1)
              ) as record
          ), ordered as (
@@ -403,7 +407,7 @@ pub async fn tally_added(connection: &mut PgConnection, operation: &Operation) -
     bind_touched!(tally, operation).execute(connection).await.map(drop)
 }
 
-/// Widens the catalog of partitions by what was added.
+/// Widens the catalog of partitions by what was touched.
 pub async fn widen_touched(connection: &mut PgConnection, operation: &Operation) -> Result<(), sqlx::Error> {
     let widen = sqlx::query(concat!(
         "update usage_partitions part set least_event = least(least_event, new.least),
@@ -411,7 +415,7 @@ pub async fn widen_touched(connection: &mut PgConnection, operation: &Operation)
          from (
              select tableoid, min(event_timestamp) as least, max(event_timestamp) as greatest from ",
         touched!(),
-        " and added_by = $1 group by tableoid
+        " group by tableoid
          ) as new join pg_class class on class.oid = new.tableoid
          where part.name = class.relname"
     ));
@@ -533,11 +537,8 @@ pub async fn note_reverted(
 
 /// What is active in a range: how many, and by source and resource those with the most.
 pub async fn active_in_range(
-    database: &PgPool,
-    tenant: &str,
-    usage_type: &str,
-    from: DateTime<Utc>,
-    to: DateTime<Utc>,
+    connection: &mut PgConnection,
+    span: &Span<'_>,
     most: i64,
 ) -> Result<(i64, Vec<ResourcePreview>), sqlx::Error> {
     let rows: Vec<(String, String, i64, String, i64)> = sqlx::query_as(
@@ -547,12 +548,12 @@ pub async fn active_in_range(
              and status = 'active'
          group by source_id, resource_id order by count(*) desc, source_id, resource_id limit $5",
     )
-    .bind(tenant)
-    .bind(usage_type)
-    .bind(from)
-    .bind(to)
+    .bind(span.tenant)
+    .bind(span.usage_type)
+    .bind(span.from)
+    .bind(span.to)
     .bind(most)
-    .fetch_all(database)
+    .fetch_all(connection)
     .await?;
     let total = rows.first().map_or(0, |row| row.4);
     let preview = |(source_id, resource_id, events_archived, value_archived, _)| ResourcePreview {

@@ -109,23 +109,24 @@ struct Telling {
     until: DateTime<Utc>,
 }
 
-/// One entry of the feed.
-#[derive(Debug)]
-pub struct Told {
+/// A record that the feed tells of.
+#[derive(Debug, Clone, Copy)]
+pub struct Listed {
     pub position: i64,
     /// Of the last entry of a transaction.
     pub until: Option<DateTime<Utc>>,
-    pub row: Row,
+    pub id: Uuid,
+    pub revision: i32,
 }
 
-/// The entries after one position, up to another. What is not kept any more is left out.
-pub async fn read_feed(
+/// The entries after one position, up to another.
+pub async fn listed(
     database: &PgPool,
     tenant: &str,
     lane: Lane,
     after: i64,
     up_to: i64,
-) -> Result<Vec<Told>, sqlx::Error> {
+) -> Result<Vec<Listed>, sqlx::Error> {
     // The first transaction that reaches the end is the last that is needed.
     let tellings: Vec<Telling> = sqlx::query_as(
         "select position, ids, revisions, until from usage_feed
@@ -140,25 +141,37 @@ pub async fn read_feed(
     .bind(up_to)
     .fetch_all(database)
     .await?;
-    let mut places: Vec<(i64, Option<DateTime<Utc>>)> = Vec::new();
-    let (mut ids, mut revisions): (Vec<Uuid>, Vec<i32>) = (Vec::new(), Vec::new());
-    for Telling { position: last, ids: told, revisions: of, until } in tellings {
-        let first = last - told.len() as i64 + 1;
-        for (index, (id, position)) in told.into_iter().zip(first..).enumerate() {
+    let mut listed = Vec::new();
+    for Telling { position: last, ids, revisions, until } in tellings {
+        let first = last - ids.len() as i64 + 1;
+        for (index, (id, position)) in ids.into_iter().zip(first..).enumerate() {
             if position > after && position <= up_to {
-                places.push((position, (position == last).then_some(until)));
-                ids.push(id);
-                revisions.push(of.as_ref().and_then(|of| of.get(index).copied()).unwrap_or(1));
+                let revision = revisions.as_ref().and_then(|of| of.get(index).copied()).unwrap_or(1);
+                listed.push(Listed { position, until: (position == last).then_some(until), id, revision });
             }
         }
     }
-    #[derive(FromRow)]
-    struct Found {
-        nth: i64,
-        #[sqlx(flatten)]
-        row: Row,
+    Ok(listed)
+}
+
+/// A record that was looked for.
+#[derive(Debug, FromRow)]
+pub struct Found {
+    /// Its place among those that were, from 1.
+    nth: i64,
+    #[sqlx(flatten)]
+    pub row: Row,
+}
+
+impl Found {
+    pub fn index(&self) -> usize {
+        self.nth as usize - 1
     }
-    let found: Vec<Found> = sqlx::query_as(concat!(
+}
+
+/// Those of the records that are kept.
+pub async fn find(connection: &mut PgConnection, wanted: &[(Uuid, i32)]) -> Result<Vec<Found>, sqlx::Error> {
+    sqlx::query_as(concat!(
         "select nth, found.* from unnest($1::uuid[], $2::integer[]) with ordinality as wanted (id, revision, nth)
          cross join lateral (
              select ",
@@ -166,17 +179,8 @@ pub async fn read_feed(
         " from usage_records record where record.id = wanted.id and record.revision = wanted.revision
          ) as found"
     ))
-    .bind(ids)
-    .bind(revisions)
-    .fetch_all(database)
-    .await?;
-    let mut told: Vec<Told> = found
-        .into_iter()
-        .filter_map(|Found { nth, row }| {
-            let (position, until) = *places.get(nth as usize - 1)?;
-            Some(Told { position, until, row })
-        })
-        .collect();
-    told.sort_unstable_by_key(|told| told.position);
-    Ok(told)
+    .bind(column(wanted, |(id, _)| *id))
+    .bind(column(wanted, |(_, revision)| *revision))
+    .fetch_all(connection)
+    .await
 }

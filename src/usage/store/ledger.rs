@@ -81,7 +81,7 @@ impl Row {
 }
 
 /// A place in the order of pages.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub event_timestamp: DateTime<Utc>,
     pub id: Uuid,
@@ -95,6 +95,7 @@ impl Row {
 }
 
 /// What a page shows.
+#[derive(Clone)]
 pub struct Selection<'a> {
     pub tenant: &'a str,
     /// Columns and what they must be.
@@ -105,9 +106,20 @@ pub struct Selection<'a> {
     pub after: Option<Place>,
 }
 
+impl Selection<'_> {
+    /// The time that it begins with.
+    pub fn begin(&self) -> Option<DateTime<Utc>> {
+        self.after.map(|place| place.event_timestamp).max(self.from)
+    }
+}
+
 /// Up to so many records in order. The text of the statement depends on which filters there are, never on their values, so
 /// that it is planned once.
-pub async fn page(database: &PgPool, selection: &Selection<'_>, most: usize) -> Result<Vec<Row>, sqlx::Error> {
+pub async fn page(
+    connection: &mut PgConnection,
+    selection: &Selection<'_>,
+    most: usize,
+) -> Result<Vec<Row>, sqlx::Error> {
     let mut query: QueryBuilder<Postgres> =
         QueryBuilder::new(concat!("select ", columns!(), " from usage_records where tenant_id = "));
     query.push_bind(selection.tenant);
@@ -115,8 +127,7 @@ pub async fn page(database: &PgPool, selection: &Selection<'_>, most: usize) -> 
         query.push(" and ").push(column).push(" = ").push_bind(*value);
     }
     // The comparison of whole places does not tell the index where to begin.
-    let from = selection.after.map(|place| place.event_timestamp).max(selection.from);
-    if let Some(from) = from {
+    if let Some(from) = selection.begin() {
         query.push(" and event_timestamp >= ").push_bind(from);
     }
     if let Some(to) = selection.to {
@@ -134,7 +145,7 @@ pub async fn page(database: &PgPool, selection: &Selection<'_>, most: usize) -> 
         query.push(")");
     }
     query.push(" order by event_timestamp, id, revision limit ").push_bind(most as i64);
-    query.build_query_as().fetch_all(database).await
+    query.build_query_as().fetch_all(connection).await
 }
 
 /// All revisions of a tenant's record, oldest first.

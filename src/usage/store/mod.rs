@@ -4,10 +4,12 @@ pub mod backfills;
 mod corrections;
 mod feed;
 mod heads;
+pub mod historical;
 mod ledger;
 mod minutes;
+pub mod moved;
 mod parked;
-mod partitions;
+pub mod partitions;
 mod quarantine;
 pub mod ranges;
 mod records;
@@ -16,12 +18,11 @@ mod shards;
 mod tallies;
 
 pub use corrections::{NewChange, Next, deprecate, hold_record, note_change, revise};
-pub use feed::{Entry, FeedHeads, Lane, Told, append_feed, feed_heads, read_feed};
+pub use feed::{Entry, FeedHeads, Found, Lane, Listed, append_feed, feed_heads, find, listed};
 pub use heads::{Head, heads, mend_heads, move_heads};
 pub use ledger::{Place, Row, Selection, changes, cursor_secret, page, versions};
 pub use minutes::{Count, MinuteKey, add_minutes, forget_minutes, minutes};
 pub use parked::{NewParked, Released, Waiters, park, released, unpark, waiters};
-pub use partitions::extend_partitions;
 pub use quarantine::{
     Refused, Reviewed, Size, forget_quarantined, mark_replayed, quarantine, quarantined, refuse_again, waiting,
     waiting_sizes,

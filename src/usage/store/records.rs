@@ -170,9 +170,9 @@ pub async fn neighbours(
     }
     let rows: Vec<Found> = sqlx::query_as(
         "select wanted.series, wanted.at,
-             (select value from usage_records record where record.series = wanted.series and status = 'active'
+             (select value from usage_readings record where record.series = wanted.series
                   and event_timestamp < wanted.at order by event_timestamp desc, value desc limit 1) as before,
-             (select value from usage_records record where record.series = wanted.series and status = 'active'
+             (select value from usage_readings record where record.series = wanted.series
                   and event_timestamp > wanted.at order by event_timestamp, value limit 1) as after
          from unnest($1::uuid[], $2::timestamptz[]) as wanted (series, at)",
     )

@@ -1,5 +1,7 @@
 //! Policies of how long usage is kept, and the end of what is not.
 
+use std::collections::{HashMap, HashSet};
+
 use chrono::{DateTime, Utc};
 use sqlx::{FromRow, PgConnection, PgPool};
 use uuid::Uuid;
@@ -81,12 +83,6 @@ pub async fn old_partitions(database: &PgPool, older_than: DateTime<Utc>) -> Res
     .await
 }
 
-/// Drops a partition, if that is still so. How many rows it had.
-pub async fn drop_partition(database: &PgPool, name: &str, older_than: DateTime<Utc>) -> Result<i64, sqlx::Error> {
-    let dropped = sqlx::query_scalar("select usage_drop_partition($1, $2)");
-    dropped.bind(name).bind(older_than).fetch_one(database).await
-}
-
 /// Counts what is older, up to a limit.
 pub async fn count_older(
     database: &PgPool,
@@ -108,6 +104,14 @@ pub async fn count_older(
     .await
 }
 
+#[derive(FromRow)]
+struct Deleted {
+    id: Uuid,
+    source_id: String,
+    thawed: bool,
+    partition: String,
+}
+
 /// Deletes some of what is older, and returns how many went.
 pub async fn delete_older(
     database: &PgPool,
@@ -117,13 +121,13 @@ pub async fn delete_older(
     most: i64,
 ) -> Result<i64, sqlx::Error> {
     let mut transaction = database.begin().await?;
-    let gone: Vec<(Uuid, String)> = sqlx::query_as(
+    let gone: Vec<Deleted> = sqlx::query_as(
         "with old as (
              select id, revision from usage_records
              where tenant_id = $1 and usage_type = $2 and event_timestamp < $3 order by event_timestamp limit $4
          )
          delete from usage_records record using old where record.id = old.id and record.revision = old.revision
-         returning record.id, record.source_id",
+         returning record.id, record.source_id, record.thawed, record.tableoid::regclass::text as partition",
     )
     .bind(tenant)
     .bind(usage_type)
@@ -132,7 +136,13 @@ pub async fn delete_older(
     .fetch_all(&mut *transaction)
     .await?;
     let forget = sqlx::query("delete from usage_changes where id = any($1)");
-    forget.bind(column(&gone, |(id, _)| *id)).execute(&mut *transaction).await?;
+    forget.bind(column(&gone, |one| one.id)).execute(&mut *transaction).await?;
+    // One that loses records does not move just now.
+    let note = sqlx::query("update usage_partitions set last_written = clock_timestamp() where name = any($1)");
+    let partitions: HashSet<&str> = gone.iter().map(|one| one.partition.as_str()).collect();
+    note.bind(column(partitions, str::to_owned)).execute(&mut *transaction).await?;
+    // What moved is counted where it went.
+    let counted = gone.iter().filter(|one| !one.thawed).map(|one| one.source_id.as_str());
     sqlx::query(
         "update usage_tallies tally set records = tally.records - gone.records
          from (select source, count(*) as records from unnest($3::text[]) as source group by source order by source) as gone
@@ -140,30 +150,47 @@ pub async fn delete_older(
     )
     .bind(tenant)
     .bind(usage_type)
-    .bind(column(&gone, |(_, source)| source.as_str()))
+    .bind(counted.collect::<Vec<_>>())
     .execute(&mut *transaction)
     .await?;
     transaction.commit().await?;
     Ok(gone.len() as i64)
 }
 
-/// What is gone is not the earliest any more, and what has nothing left is nothing.
-pub async fn mend_tallies(
+/// The sources whose earliest record is gone.
+pub async fn bereft_sources(
     database: &PgPool,
     tenant: &str,
     usage_type: &str,
     older_than: DateTime<Utc>,
+) -> Result<Vec<String>, sqlx::Error> {
+    let sources = sqlx::query_scalar(
+        "select source_id from usage_tallies where tenant_id = $1 and usage_type = $2 and earliest < $3 and records > 0",
+    );
+    sources.bind(tenant).bind(usage_type).bind(older_than).fetch_all(database).await
+}
+
+/// What is gone is not the earliest any more, and what has nothing left is nothing. Elsewhere may be something earlier than
+/// here.
+pub async fn mend_tallies(
+    database: &PgPool,
+    tenant: &str,
+    usage_type: &str,
+    sources: &[String],
+    elsewhere: &HashMap<String, DateTime<Utc>>,
 ) -> Result<(), sqlx::Error> {
     sqlx::query(
-        "update usage_tallies tally set earliest = coalesce((
+        "update usage_tallies tally set earliest = coalesce(least(elsewhere, (
              select event_timestamp from usage_records record where record.tenant_id = $1 and record.usage_type = $2
                  and record.source_id = tally.source_id order by event_timestamp limit 1
-         ), latest)
-         where tenant_id = $1 and usage_type = $2 and earliest < $3 and records > 0",
+         )), latest)
+         from unnest($3::text[], $4::timestamptz[]) as bereft (source, elsewhere)
+         where tenant_id = $1 and usage_type = $2 and source_id = source",
     )
     .bind(tenant)
     .bind(usage_type)
-    .bind(older_than)
+    .bind(sources)
+    .bind(column(sources, |source| elsewhere.get(source).copied()))
     .execute(database)
     .await?;
     let nothing = sqlx::query("delete from usage_tallies where tenant_id = $1 and usage_type = $2 and records <= 0");
