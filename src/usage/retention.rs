@@ -184,7 +184,8 @@ impl Retainer {
         let kept = self.kept().await?;
         let oldest = self.oldest(&kept);
         let there = self.historical.there().await?;
-        let mut report = RetentionReport { done: false, moved: Vec::new(), partitions: Vec::new(), records: Vec::new() };
+        let mut report =
+            RetentionReport { done: false, moved: Vec::new(), partitions: Vec::new(), records: Vec::new() };
         for week in self.historical.movable().await? {
             report.moved.push(RetiredPartition::new(week.name, false, Some(week.greatest_event), None));
         }
@@ -298,4 +299,3 @@ impl Retainer {
         mend.await.map_err(unavailable)
     }
 }
-

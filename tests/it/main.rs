@@ -41,6 +41,7 @@ mod usage_corrections;
 mod usage_counters;
 mod usage_emitter;
 mod usage_feed;
+mod usage_historical;
 mod usage_limits;
 mod usage_promises;
 mod usage_quarantine;

@@ -11,14 +11,14 @@ use crate::{
     usage_backfill::tallies_match,
 };
 
-const RETENTION: &str = "/api/uc/v1/admin/retention";
+pub const RETENTION: &str = "/api/uc/v1/admin/retention";
 
-fn ago(days: i64) -> DateTime<Utc> {
+pub fn ago(days: i64) -> DateTime<Utc> {
     Utc::now() - TimeDelta::days(days)
 }
 
 /// A record of so many days ago, under a key of that time.
-fn old(usage_type: &str, resource: &str, days: i64) -> Value {
+pub fn old(usage_type: &str, resource: &str, days: i64) -> Value {
     let at = ago(days);
     let key = Uuid::new_v7(Timestamp::from_unix(NoContext, at.timestamp() as u64, rand::random_range(0..1_000_000)));
     let old = with(record(usage_type, resource, 1), "event_timestamp", json!(at));
@@ -27,7 +27,7 @@ fn old(usage_type: &str, resource: &str, days: i64) -> Value {
 
 impl Http {
     /// Writes records of another day.
-    async fn write_old(&self, usage_type: &str, events: Vec<Value>) {
+    pub async fn write_old(&self, usage_type: &str, events: Vec<Value>) {
         let days: Vec<DateTime<Utc>> =
             events.iter().map(|one| one["event_timestamp"].as_str().unwrap().parse().unwrap()).collect();
         let from = *days.iter().min().unwrap();
@@ -39,13 +39,13 @@ impl Http {
         assert_eq!(done.status, 201, "{}", done.text);
     }
 
-    async fn keep_for(&self, what: &str, days: i64) -> Value {
+    pub async fn keep_for(&self, what: &str, days: i64) -> Value {
         let answer = self.put_json(&format!("{RETENTION}/{what}"), json!({ "retention_days": days })).await;
         assert_eq!(answer.status, 200, "{}", answer.text);
         answer.json()
     }
 
-    async fn apply_retention(&self) -> Value {
+    pub async fn apply_retention(&self) -> Value {
         let answer = self.post(&format!("{RETENTION}/run"), json!({})).await;
         assert_eq!(answer.status, 200, "{}", answer.text);
         answer.json()

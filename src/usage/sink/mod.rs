@@ -28,7 +28,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     feed,
     limits::LimitTable,
-    store::{position, released, shards, take_shard},
+    store::{Written, begin_shard, released, shards, take_shard, written},
     types::Types,
     verdicts::Verdicts,
 };
@@ -202,8 +202,7 @@ impl Sink {
         }
         // The lock lasts as long as the connection, so it goes to nobody else.
         let mut connection = connection.detach();
-        let (created, last) = self.stream_state().await.map_err(Interrupted::Stream)?;
-        let from = patient(PATIENCE, position(&mut connection, shard.number(), &created, last)).await?;
+        let (created, from) = self.begin(shard, &mut connection).await?;
         trouble.begin(from);
         let writer = Writer::new(shard.number(), created, from);
         let reader = Reader { sink: self, shard, room: Arc::new(Semaphore::new(ROOM)) };
@@ -221,6 +220,26 @@ impl Sink {
             ended = self.write(releasing, writer, &mut connection, read, &written) => ended,
             () = purging => Ok(()),
             () = stop.cancelled() => Ok(()),
+        }
+    }
+
+    /// In which life of the stream we are, and the last sequence that was written down in it.
+    async fn begin(&self, shard: Shard, connection: &mut PgConnection) -> Result<(String, i64), Interrupted> {
+        // In this order: whoever writes meanwhile is ahead of what we know of the ledger, never of the stream.
+        let before = patient(PATIENCE, written(connection, shard.number())).await?;
+        let (created, last) = self.stream_state().await.map_err(Interrupted::Stream)?;
+        match before {
+            Some(Written { stream_created, position }) if stream_created == created && position <= last => {
+                Ok((created, position))
+            }
+            // A stream that is not that far was put back to an older state: what it has is read again, and the ledger knows
+            // what it knows.
+            before => {
+                match patient(PATIENCE, begin_shard(connection, shard.number(), before.as_ref(), &created)).await? {
+                    true => Ok((created, 0)),
+                    false => Err(Interrupted::Fenced),
+                }
+            }
         }
     }
 

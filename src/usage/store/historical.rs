@@ -33,7 +33,8 @@ pub struct HistoricalWeek {
 }
 
 pub async fn weeks(historical: &PgPool) -> Result<Vec<HistoricalWeek>, sqlx::Error> {
-    let weeks = sqlx::query_as("select name, starts_at, greatest_event, arrived from usage_partitions order by starts_at");
+    let weeks =
+        sqlx::query_as("select name, starts_at, greatest_event, arrived from usage_partitions order by starts_at");
     weeks.fetch_all(historical).await
 }
 
@@ -182,11 +183,7 @@ pub async fn rows_of_span(
 }
 
 /// All revisions of a tenant's record.
-pub async fn rows_of_record(
-    connection: &mut PgConnection,
-    tenant: &str,
-    id: Uuid,
-) -> Result<Vec<Frozen>, sqlx::Error> {
+pub async fn rows_of_record(connection: &mut PgConnection, tenant: &str, id: Uuid) -> Result<Vec<Frozen>, sqlx::Error> {
     sqlx::query_as(
         "select id, revision, to_jsonb(record)::text as json from usage_records record where id = $1 and tenant_id = $2",
     )

@@ -111,8 +111,9 @@ pub async fn drop_floors(
     from: DateTime<Utc>,
     to: DateTime<Utc>,
 ) -> Result<(), sqlx::Error> {
-    let drop_floors =
-        sqlx::query("delete from usage_floors where series = any($1) and event_timestamp >= $2 and event_timestamp < $3");
+    let drop_floors = sqlx::query(
+        "delete from usage_floors where series = any($1) and event_timestamp >= $2 and event_timestamp < $3",
+    );
     drop_floors.bind(series).bind(from).bind(to).execute(connection).await.map(drop)
 }
 

@@ -1,7 +1,7 @@
 //! How far each shard has been written down, and who writes it.
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{FromRow, PgConnection, PgPool};
 
 use super::ranges::RANGES;
 
@@ -28,26 +28,36 @@ pub async fn shards(database: &PgPool) -> Result<Vec<u16>, sqlx::Error> {
     Ok(known.into_iter().filter_map(|shard| shard.try_into().ok()).collect())
 }
 
-/// The last sequence that was written down in this life of the stream. A stream that is not that far was put back to an
-/// older state: what it has is read again, and the ledger knows what it knows.
-pub async fn position(
+/// How far a shard was written down, and in which life of the stream.
+#[derive(Debug, Clone, PartialEq, FromRow)]
+pub struct Written {
+    pub stream_created: String,
+    pub position: i64,
+}
+
+pub async fn written(connection: &mut PgConnection, shard: i32) -> Result<Option<Written>, sqlx::Error> {
+    let written = sqlx::query_as("select stream_created, position from usage_shards where shard = $1");
+    written.bind(shard).fetch_optional(connection).await
+}
+
+/// Begins with a shard, or again. False if somebody else has written it since.
+pub async fn begin_shard(
     connection: &mut PgConnection,
     shard: i32,
+    before: Option<&Written>,
     stream_created: &str,
-    last_sequence: i64,
-) -> Result<i64, sqlx::Error> {
-    sqlx::query_scalar(
+) -> Result<bool, sqlx::Error> {
+    let begun = sqlx::query(
         "insert into usage_shards as known (shard, stream_created, position) values ($1, $2, 0)
-         on conflict (shard) do update set stream_created = excluded.stream_created, updated_at = now(),
-             position = case when known.stream_created = excluded.stream_created and known.position <= $3
-                 then known.position else 0 end
-         returning position",
-    )
-    .bind(shard)
-    .bind(stream_created)
-    .bind(last_sequence)
-    .fetch_one(connection)
-    .await
+         on conflict (shard) do update set stream_created = excluded.stream_created, position = 0, updated_at = now()
+             where known.stream_created = $3 and known.position = $4",
+    );
+    let begun = begun
+        .bind(shard)
+        .bind(stream_created)
+        .bind(before.map(|before| before.stream_created.as_str()))
+        .bind(before.map(|before| before.position));
+    Ok(begun.execute(connection).await?.rows_affected() == 1)
 }
 
 /// Moves the position, if it is where we left it. Whoever finds it elsewhere is not the writer any more. From then on the

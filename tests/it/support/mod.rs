@@ -78,7 +78,13 @@ impl Deployment {
 
     /// The same by a clock of the test's.
     pub async fn serve_by(&self, clock: &Clock) -> Running {
-        let mut server = Server::bind(self.config()).await.unwrap();
+        self.serve_by_with(clock, |_| {}).await
+    }
+
+    pub async fn serve_by_with(&self, clock: &Clock, change: impl FnOnce(&mut Config)) -> Running {
+        let mut config = self.config();
+        change(&mut config);
+        let mut server = Server::bind(config).await.unwrap();
         server.clock = clock.clone();
         Running::start(server).await
     }
@@ -120,6 +126,15 @@ impl Deployment {
 
     pub async fn client(&self) -> Client {
         Client::new(self.nats().await, "tm".parse().unwrap())
+    }
+
+    /// Another database beside it, on the same server.
+    pub async fn another_database(&self) -> String {
+        let name = format!("beside_{}", uuid::Uuid::now_v7().simple());
+        let statement = sqlx::AssertSqlSafe(format!("create database {name}"));
+        sqlx::raw_sql(statement).execute(&self.database().await).await.unwrap();
+        let (server, _) = self.database_url.rsplit_once('/').unwrap();
+        format!("{server}/{name}")
     }
 
     pub async fn database(&self) -> sqlx::PgPool {
