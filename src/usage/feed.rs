@@ -189,22 +189,16 @@ impl Usage {
     async fn told(&self, tenant: &str, lane: Lane, after: i64, up_to: i64) -> Result<Vec<Told>> {
         let listed = store::listed(&self.reading, tenant, lane, after, up_to).await.map_err(unavailable)?;
         let wanted: Vec<(Uuid, i32)> = listed.iter().map(|one| (one.id, one.revision)).collect();
-        let mut rows: Vec<Option<Row>> = wanted.iter().map(|_| None).collect();
         let here = async { store::find(&mut *self.reading.acquire().await?, &wanted).await };
-        for found in here.await.map_err(unavailable)? {
-            let index = found.index();
-            rows[index] = Some(found.row);
-        }
-        let missing: Vec<usize> = (0..rows.len()).filter(|index| rows[*index].is_none()).collect();
-        let elsewhere: Vec<(Uuid, i32)> = missing.iter().map(|index| wanted[*index]).collect();
-        for found in self.historical.found(&self.reading, &elsewhere).await? {
-            let index = missing[found.index()];
-            rows[index] = Some(found.row);
-        }
-        let told = |(listed, row): (Listed, Option<Row>)| {
-            Some(Told { position: listed.position, until: listed.until, row: row? })
-        };
-        Ok(listed.into_iter().zip(rows).filter_map(told).collect())
+        let mut rows = here.await.map_err(unavailable)?;
+        let missing: Vec<(Uuid, i32)> = wanted.into_iter().filter(|one| !rows.contains_key(one)).collect();
+        rows.extend(self.historical.found(&self.reading, &missing).await?);
+        // One that was corrected twice is told twice.
+        let each_once = rows.len() == listed.len();
+        let mut row_of = |key: (Uuid, i32)| if each_once { rows.remove(&key) } else { rows.get(&key).cloned() };
+        let told =
+            |Listed { position, until, id, revision }| row_of((id, revision)).map(|row| Told { position, until, row });
+        Ok(listed.into_iter().filter_map(told).collect())
     }
 }
 

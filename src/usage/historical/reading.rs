@@ -1,6 +1,6 @@
 //! Both databases as one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -9,7 +9,7 @@ use super::{Historical, away};
 use crate::{
     error::Result,
     usage::store::{
-        self, Found, Row, Selection,
+        self, Row, Selection,
         moved::{moved, present},
         unavailable,
     },
@@ -40,14 +40,14 @@ impl Historical {
     }
 
     /// What the historical database has of feed entries that are not here.
-    pub async fn found(&self, reading: &PgPool, wanted: &[(Uuid, i32)]) -> Result<Vec<Found>> {
+    pub async fn found(&self, reading: &PgPool, wanted: &[(Uuid, i32)]) -> Result<HashMap<(Uuid, i32), Row>> {
         if wanted.is_empty() {
-            return Ok(Vec::new());
+            return Ok(HashMap::new());
         }
         let moved = moved(&mut *reading.acquire().await.map_err(unavailable)?).await.map_err(unavailable)?;
         match wanted.iter().any(|(id, _)| moved.may_have(*id)) {
             true => store::find(&mut *self.reader().await?, wanted).await.map_err(away),
-            false => Ok(Vec::new()),
+            false => Ok(HashMap::new()),
         }
     }
 

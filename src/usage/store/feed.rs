@@ -1,5 +1,7 @@
 //! The feed: what was written of a tenant, in the order in which it was committed.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use sqlx::{FromRow, PgConnection, PgPool};
 use uuid::Uuid;
@@ -154,33 +156,23 @@ pub async fn listed(
     Ok(listed)
 }
 
-/// A record that was looked for.
-#[derive(Debug, FromRow)]
-pub struct Found {
-    /// Its place among those that were, from 1.
-    nth: i64,
-    #[sqlx(flatten)]
-    pub row: Row,
-}
-
-impl Found {
-    pub fn index(&self) -> usize {
-        self.nth as usize - 1
-    }
-}
-
 /// Those of the records that are kept.
-pub async fn find(connection: &mut PgConnection, wanted: &[(Uuid, i32)]) -> Result<Vec<Found>, sqlx::Error> {
-    sqlx::query_as(concat!(
-        "select nth, found.* from unnest($1::uuid[], $2::integer[]) with ordinality as wanted (id, revision, nth)
-         cross join lateral (
-             select ",
+pub async fn find(
+    connection: &mut PgConnection,
+    wanted: &[(Uuid, i32)],
+) -> Result<HashMap<(Uuid, i32), Row>, sqlx::Error> {
+    let ids = wanted.iter().map(|(id, _)| *id);
+    let (Some(least), Some(greatest)) = (ids.clone().min(), ids.clone().max()) else { return Ok(HashMap::new()) };
+    // The list does not tell which partitions are needed, its bounds do.
+    let found: Vec<Row> = sqlx::query_as(concat!(
+        "select ",
         columns!(),
-        " from usage_records record where record.id = wanted.id and record.revision = wanted.revision
-         ) as found"
+        " from usage_records where id = any($1) and id >= $2 and id <= $3"
     ))
-    .bind(column(wanted, |(id, _)| *id))
-    .bind(column(wanted, |(_, revision)| *revision))
+    .bind(ids.collect::<Vec<_>>())
+    .bind(least)
+    .bind(greatest)
     .fetch_all(connection)
-    .await
+    .await?;
+    Ok(found.into_iter().map(|row| ((row.id, row.revision), row)).collect())
 }

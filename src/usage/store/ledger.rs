@@ -20,7 +20,7 @@ macro_rules! columns {
 }
 pub(super) use columns;
 
-#[derive(Debug, FromRow)]
+#[derive(Debug, Clone, FromRow)]
 pub struct Row {
     pub id: Uuid,
     pub revision: i32,
