@@ -50,7 +50,9 @@ create table usage_gone (
     usage_type text    not null,
     records    bigint  not null,
     -- None if a whole week is gone.
-    ids        uuid[]
+    ids        uuid[],
+    -- The week that is gone, in a row of its own.
+    week       timestamptz
 );
 
 -- Tells this database from others.
@@ -77,19 +79,32 @@ $$;
 -- Drops a week that has arrived, and notes what was in it. Returns how many rows that were.
 create function usage_drop_week(week text) returns bigint language plpgsql as $$
 declare
-    rows bigint;
+    began timestamptz;
+    rows  bigint;
 begin
     -- What is noted is committed in order.
     perform pg_advisory_xact_lock(hashtext('usage gone'));
-    perform from usage_partitions where name = week and arrived for update;
+    select starts_at into began from usage_partitions where name = week and arrived for update;
     if not found then
         return null;
     end if;
     execute format('insert into usage_gone (tenant_id, source_id, usage_type, records)
         select tenant_id, source_id, usage_type, count(*) from %I group by 1, 2, 3', week);
+    insert into usage_gone (tenant_id, source_id, usage_type, records, week) values ('', '', '', 0, began);
     execute format('select count(*) from %I', week) into rows;
     execute format('drop table %I', week);
     delete from usage_partitions where name = week;
     return rows;
+end
+$$;
+
+-- Drops the copy of a week that was never given up for it.
+create function usage_discard_week(week text) returns void language plpgsql as $$
+begin
+    perform from usage_partitions where name = week and not arrived for update;
+    if found then
+        execute format('drop table %I', week);
+        delete from usage_partitions where name = week;
+    end if;
 end
 $$;

@@ -31,12 +31,29 @@ create table usage_floors (
     value           numeric     not null
 );
 
--- The readings of counters that others are compared with.
-create view usage_readings as
-select series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value
-from usage_records where status = 'active' and series is not null
-union all
-select series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value from usage_floors;
+-- The reading of a counter right before a moment, and right after it. Each part is ordered by itself, along its index.
+create function usage_reading_before(of_series uuid, moment timestamptz) returns setof usage_floors stable language sql as $$
+    select * from (
+        (select series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value from usage_records
+         where series = of_series and status = 'active' and event_timestamp < moment
+         order by event_timestamp desc, value desc limit 1)
+        union all
+        (select * from usage_floors where series = of_series and event_timestamp < moment)
+    ) as reading order by event_timestamp desc, value desc limit 1
+$$;
+
+create function usage_reading_after(of_series uuid, moment timestamptz) returns setof usage_floors stable language sql as $$
+    select * from (
+        (select series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value from usage_records
+         where series = of_series and status = 'active' and event_timestamp > moment
+         order by event_timestamp, value limit 1)
+        union all
+        (select * from usage_floors where series = of_series and event_timestamp > moment)
+    ) as reading order by event_timestamp, value limit 1
+$$;
+
+-- A partition that has lost records since it was copied does not move.
+alter table usage_partitions add column last_deleted timestamptz;
 
 -- Tables that were partitions, and are to be dropped.
 create table usage_detached (
@@ -52,14 +69,14 @@ drop function usage_drop_partition(text, timestamptz);
 -- Takes a dated partition out of the ledger if its events are all older, and it was written before. Its ids belong to an
 -- empty one then, together with those that were taken out before it. Writers wait for an instant only: what takes long is
 -- done to the table that is nobody's.
-create function usage_detach_partition(wanted text, older_than timestamptz, copied bigint) returns boolean
+create function usage_detach_partition(wanted text, older_than timestamptz, copied bigint, copied_to uuid) returns boolean
 language plpgsql as $$
 declare
     old  usage_partitions;
     gone usage_partitions;
 begin
-    -- Whoever is slow is not waited for; there is time to try again.
-    perform set_config('lock_timeout', '500ms', true);
+    -- Whoever is slow is not waited for, and nobody waits behind us for long; there is time to try again.
+    perform set_config('lock_timeout', '100ms', true);
     lock table only usage_records in access exclusive mode;
     -- Now nobody can have written to it without our knowing.
     select * into old from usage_partitions where name = wanted and not dropped and starts_at > '-infinity';
@@ -69,10 +86,23 @@ begin
     if coalesce(old.greatest_event >= older_than or old.last_written >= older_than, false) then
         raise exception 'partition % is not old enough', old.name;
     end if;
+    if copied is not null then
+        if coalesce(old.last_deleted >= older_than, false) then
+            raise exception 'partition % has lost records', old.name;
+        end if;
+        perform from usage_historical where database_id = copied_to for share;
+        if not found then
+            raise exception 'partition % was copied to another historical database', old.name;
+        end if;
+    end if;
+    select * into gone from usage_partitions where dropped and ends_at = old.starts_at;
+    execute format('lock table only %I in access exclusive mode nowait', old.name);
+    if gone.name is not null then
+        execute format('lock table only %I in access exclusive mode nowait', gone.name);
+    end if;
     execute format('alter table usage_records detach partition %I', old.name);
     delete from usage_partitions where name = old.name;
-    select * into gone from usage_partitions where dropped and ends_at = old.starts_at;
-    if found then
+    if gone.name is not null then
         execute format('alter table usage_records detach partition %I', gone.name);
         execute format('alter table usage_records attach partition %I for values from (%L) to (%L)',
             gone.name, usage_id_at(gone.starts_at), usage_id_at(old.ends_at));

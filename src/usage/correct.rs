@@ -34,16 +34,15 @@ const MOST_REASON: usize = 1000;
 impl Handle<GetRecord> for Usage {
     async fn handle(&self, call: Call<GetRecord>) -> Result<LedgerRecord> {
         let (tenant, id) = (&call.target, call.request.id);
-        let mut connection = self.reading.acquire().await.map_err(unavailable)?;
-        last(shown(id, self.historical.versions(&mut connection, tenant.as_str(), id).await?)?)
+        last(shown(id, self.historical.versions(&self.reading, tenant.as_str(), id).await?)?)
     }
 }
 
 impl Handle<GetHistory> for Usage {
     async fn handle(&self, call: Call<GetHistory>) -> Result<History> {
         let (tenant, id) = (&call.target, call.request.id);
+        let versions = shown(id, self.historical.versions(&self.reading, tenant.as_str(), id).await?)?;
         let mut connection = self.reading.acquire().await.map_err(unavailable)?;
-        let versions = shown(id, self.historical.versions(&mut connection, tenant.as_str(), id).await?)?;
         let changes = store::changes(&mut connection, id).await.map_err(unavailable)?;
         Ok(History { versions, changes })
     }

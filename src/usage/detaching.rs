@@ -6,20 +6,19 @@ use chrono::{DateTime, Utc};
 use sqlx::PgPool;
 use tokio::time::sleep;
 
-use super::store::partitions;
+use super::store::partitions::{self, Copied};
 use crate::database::is_passing;
 
 /// How often a partition that is in use is tried, and how long is waited in between.
-const TRIES: usize = 20;
+const TRIES: usize = 10;
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Takes a partition out if nothing in it is newer, and nobody has written to it since. So many of its rows were copied
-/// before, if it moves. False if it is none any more.
+/// Takes a partition out if nothing in it is newer, and nobody has written to it since it was copied, if it moves. False if it is none any more.
 pub async fn detach(
     database: &PgPool,
     name: &str,
     older_than: DateTime<Utc>,
-    copied: Option<i64>,
+    copied: Option<Copied>,
 ) -> Result<bool, sqlx::Error> {
     let mut tries = 0;
     loop {
@@ -34,8 +33,12 @@ pub async fn detach(
 /// Drops what somebody took out, and died.
 pub async fn drop_leftovers(database: &PgPool) -> Result<(), sqlx::Error> {
     for name in partitions::detached(database).await? {
-        if let Some(records) = partitions::drop_detached(database, &name).await? {
-            tracing::info!(partition = name, records, "usage: a partition that was taken out is dropped");
+        match partitions::drop_detached(database, &name).await {
+            Ok(Some(records)) => {
+                tracing::info!(partition = name, records, "usage: a partition that was taken out is dropped");
+            }
+            Ok(None) => {}
+            Err(error) => tracing::error!(%error, partition = name, "usage: a partition that was taken out stays"),
         }
     }
     Ok(())

@@ -209,35 +209,51 @@ impl Retainer {
         Ok(report)
     }
 
-    /// Moves what is old and quiet, and lets go what no policy keeps. Any number of processes may do it.
+    /// Moves what is old and quiet, and lets go what no policy keeps. Any number of processes may try; one does it.
     pub async fn apply(&self) -> Result<RetentionReport> {
+        // Held as long as the connection, which goes to nobody else.
+        let mut turn = self.database.acquire().await.map_err(unavailable)?.detach();
+        if !retention::take_turn(&mut turn).await.map_err(unavailable)? {
+            return Err(Error::new(Code::Conflict, "retention is being applied already, by this process or another"));
+        }
         drop_leftovers(&self.database).await.map_err(unavailable)?;
         let mut report = RetentionReport { done: true, moved: Vec::new(), partitions: Vec::new(), records: Vec::new() };
-        for (week, records) in self.historical.move_weeks().await? {
-            report.moved.push(RetiredPartition::new(week.name, false, Some(week.greatest_event), Some(records)));
+        // Whatever is wrong with the historical database, what is here is kept no longer than it should be.
+        let moved = self.historical.move_weeks().await;
+        for (week, records) in moved.iter().flatten() {
+            let week = RetiredPartition::new(week.name.clone(), false, Some(week.greatest_event), Some(*records));
+            report.moved.push(week);
         }
         let kept = self.kept().await?;
         let oldest = self.oldest(&kept);
         self.drop_partitions(oldest, &mut report).await?;
         // What came back from there must not be seen there again as it was: so there first.
-        let there = self.historical.there().await?;
-        if let Some(there) = &there {
-            there.settle().await?;
-            for week in there.old_weeks(oldest).await? {
-                if let Some(records) = there.drop_week(&week.name).await? {
-                    let dropped = RetiredPartition::new(week.name, true, week.greatest_event, Some(records));
-                    report.partitions.push(dropped);
-                }
-            }
-            there.settle().await?;
-        }
+        let there = self.historical.there().await;
+        let retained = match &there {
+            Ok(Some(there)) => self.drop_weeks(there, oldest, &mut report).await,
+            _ => Ok(()),
+        };
         for kept in kept {
             let records = self.delete_older(there.as_ref(), &kept).await?;
-            self.mend_tallies(there.as_ref(), &kept).await?;
+            if let Ok(there) = &there {
+                self.mend_tallies(there.as_ref(), &kept).await?;
+            }
             report.records.extend(kept.retired(records));
         }
         retention::forget_feed(&self.database, oldest).await.map_err(unavailable)?;
+        moved.map(drop).and(retained).and(there.map(drop))?;
         Ok(report)
+    }
+
+    /// Whole weeks of the historical database.
+    async fn drop_weeks(&self, there: &There<'_>, oldest: DateTime<Utc>, report: &mut RetentionReport) -> Result<()> {
+        there.settle().await?;
+        for week in there.old_weeks(oldest).await? {
+            if let Some(records) = there.drop_week(&week.name).await? {
+                report.partitions.push(RetiredPartition::new(week.name, true, week.greatest_event, Some(records)));
+            }
+        }
+        there.settle().await
     }
 
     async fn drop_partitions(&self, oldest: DateTime<Utc>, report: &mut RetentionReport) -> Result<()> {
@@ -262,15 +278,17 @@ impl Retainer {
     }
 
     /// In small batches, until nothing is left. How many records went.
-    async fn delete_older(&self, there: Option<&There<'_>>, kept: &Kept) -> Result<i64> {
+    async fn delete_older(&self, there: Result<&Option<There<'_>>, &Error>, kept: &Kept) -> Result<i64> {
         let Kept { tenant, usage_type, older_than, .. } = kept;
         let mut records = 0;
+        let (there, is_known) = (there.ok().and_then(Option::as_ref), there.is_ok());
         for place in there.map(Some).into_iter().chain([None]) {
             loop {
                 let gone = match place {
                     Some(there) => there.delete_older(tenant, usage_type, *older_than, BATCH).await?,
                     None => {
-                        let gone = retention::delete_older(&self.database, tenant, usage_type, *older_than, BATCH);
+                        let database = &self.database;
+                        let gone = retention::delete_older(database, tenant, usage_type, *older_than, is_known, BATCH);
                         gone.await.map_err(unavailable)?
                     }
                 };

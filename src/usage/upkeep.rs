@@ -3,15 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use sqlx::PgPool;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::retention::Retainer;
 use super::store::{backfills::forget_orphans, forget_minutes, forget_quarantined, partitions::extend_partitions};
+use crate::error::Code;
 
 const INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Whoever has just started lets nothing go at once: he may have been started with the wrong settings.
 const FIRST: Duration = Duration::from_secs(300);
+
+/// A database that does not answer any more must not keep partitions from being made.
+const LONGEST: Duration = Duration::from_secs(12 * 3600);
 
 pub struct Upkeep {
     pub database: PgPool,
@@ -34,7 +39,12 @@ impl Upkeep {
                 return;
             }
             pause = INTERVAL;
-            match self.retention.apply().await {
+            let Ok(applied) = timeout(LONGEST, self.retention.apply()).await else {
+                tracing::warn!("usage: retention took too long, and is tried again in an hour");
+                continue;
+            };
+            match applied {
+                Err(error) if error.code == Code::Conflict => tracing::debug!(%error, "usage: somebody else's turn"),
                 Ok(report) if report.is_empty() => {}
                 Ok(report) => tracing::info!(?report, "usage: what was kept long enough has moved, or is gone"),
                 Err(error) => tracing::warn!(%error, "usage: retention is tried again in an hour"),

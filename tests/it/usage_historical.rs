@@ -75,8 +75,10 @@ impl Two {
         assert_eq!(tallied as usize, all.len(), "the tallies");
         let strange: i64 = sqlx::query_scalar(
             "select count(*) from counter_heads head full join (
-                 select distinct on (series) series, event_timestamp, value from usage_readings
-                 order by series, event_timestamp desc, value desc
+                 select distinct on (series) series, event_timestamp, value from (
+                     select series, event_timestamp, value from usage_records where series is not null and status = 'active'
+                     union all select series, event_timestamp, value from usage_floors
+                 ) reading order by series, event_timestamp desc, value desc
              ) latest using (series)
              where (head.event_timestamp, head.value) is distinct from (latest.event_timestamp, latest.value)",
         )
@@ -519,4 +521,44 @@ async fn without_the_historical_database_only_what_needs_it_fails() {
     })
     .await;
     assert_eq!(again["records"], json!(all));
+}
+
+#[tokio::test]
+async fn a_copy_that_was_not_given_up_for_is_nothing() {
+    let two = Two::new().await;
+    let (_server, http) = two.serve().await;
+    fill(&http).await;
+    let admin = http.clone().admin();
+    // Something else is there already, and somebody reads the ledger while the rest is to move.
+    let quiet = sqlx::query("update usage_partitions set last_written = now() - interval '31 days' where ends_at < $1");
+    quiet.bind(ago(60)).execute(&two.here).await.unwrap();
+    assert!(!admin.apply_retention().await["moved"].as_array().unwrap().is_empty());
+    let before = all_that_is_read(&http).await;
+    let mut reading = two.here.begin().await.unwrap();
+    sqlx::query("lock table only usage_records in access share mode").execute(&mut *reading).await.unwrap();
+    assert_eq!(two.move_all(&http).await, Vec::<String>::new());
+    let copied: i64 = sqlx::query_scalar("select count(*) from usage_partitions where not arrived")
+        .fetch_one(&two.there)
+        .await
+        .unwrap();
+    assert_eq!(copied, 1, "the first that could not be given up");
+    let floors: i64 = sqlx::query_scalar("select count(*) from usage_floors").fetch_one(&two.here).await.unwrap();
+    assert_eq!(floors, 1);
+    reading.rollback().await.unwrap();
+    assert_eq!(all_that_is_read(&http).await, before);
+    two.is_consistent().await;
+    // It does not hold a counter up whose reading was wrong.
+    let readings = http.all("usage_type=bytes").await;
+    let id = |n: usize| readings[n]["id"].as_str().unwrap();
+    assert_eq!(http.deprecate(id(0), json!({ "reason": "a broken meter" })).await.status, 200);
+    let amended = http.amend(id(1), json!({ "value": 3, "reason": "a broken meter" })).await;
+    assert_eq!(amended.status, 200, "{}", amended.text);
+    two.is_consistent().await;
+    // And what retention takes here is not seen there.
+    admin.keep_for("default/bytes", 35).await;
+    admin.apply_retention().await;
+    let left = http.all("usage_type=bytes&include_deprecated=true").await;
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(http.get(METADATA).await.json()["total_records"], before["all"].as_array().unwrap().len() - 3);
+    assert_eq!(http.get(&format!("{RECORDS}/{}", id(0))).await.status, 404);
 }

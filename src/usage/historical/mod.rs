@@ -14,10 +14,14 @@ mod thawing;
 
 pub use retaining::There;
 
-use std::time::Duration;
+use std::{
+    sync::Mutex,
+    time::{Duration, Instant},
+};
 
 use sqlx::{PgPool, pool::PoolConnection};
 use tokio::sync::OnceCell;
+use uuid::Uuid;
 
 use super::store::{historical, moved::bind_historical, unavailable};
 use crate::{
@@ -46,9 +50,20 @@ pub struct Historical {
 struct Second {
     reading: PgPool,
     writing: PgPool,
-    /// Its tables are there, and it is the one that it was.
-    ready: OnceCell<()>,
+    /// Its tables are there, and it is the one that it was: this one.
+    ready: OnceCell<Uuid>,
+    /// When it was found away: not everybody has to wait for that.
+    missed_at: Mutex<Option<Instant>>,
 }
+
+impl Second {
+    fn was_just_missed(&self) -> bool {
+        self.missed_at.lock().expect("no panic while held").is_some_and(|at| at.elapsed() < MISSED)
+    }
+}
+
+/// How long one that is away is believed to be.
+const MISSED: Duration = Duration::from_secs(1);
 
 impl Historical {
     pub fn new(database: PgPool, config: &Config, clock: Clock) -> Result<Self, DatabaseError> {
@@ -57,6 +72,7 @@ impl Historical {
                 reading: database::reading_pool(&second, READERS)?,
                 writing: database::pool_of(&second, WRITERS)?,
                 ready: OnceCell::new(),
+                missed_at: Mutex::new(None),
             }),
             None => None,
         };
@@ -72,14 +88,21 @@ impl Historical {
         Ok(second)
     }
 
-    async fn prepare(&self, second: &Second) -> Result<()> {
-        database::migrate(&second.writing, &HISTORICAL_MIGRATIONS).await.map_err(|error| match error.is_passing() {
-            true => Error::unavailable("the historical database is away").source(error),
-            false => Error::internal(format!("the historical database: {error}")),
-        })?;
+    async fn prepare(&self, second: &Second) -> Result<Uuid> {
+        if second.was_just_missed() {
+            return Err(Error::unavailable("the historical database is away"));
+        }
+        if let Err(error) = database::migrate(&second.writing, &HISTORICAL_MIGRATIONS).await {
+            *second.missed_at.lock().expect("no panic while held") = Some(Instant::now());
+            let message = match error.is_passing() {
+                true => "the historical database is away".to_owned(),
+                false => format!("historical.database_url: {error}"),
+            };
+            return Err(Error::unavailable(message).source(error));
+        }
         let found = historical::identity(&second.writing).await.map_err(away)?;
         match bind_historical(&self.database, found).await.map_err(unavailable)? == found {
-            true => Ok(()),
+            true => Ok(found),
             false => Err(Error::unavailable(
                 "historical.database_url is another database than the one that records were moved to",
             )),

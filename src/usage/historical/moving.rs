@@ -4,13 +4,13 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{Historical, Second, away};
 use crate::{
-    error::Result,
+    error::{Error, Result},
     usage::{
         detaching::detach,
         store::{
-            historical::{copy_week, empty_week, make_week, mark_arrived},
+            historical::{self, copy_week, empty_week, make_week, mark_arrived},
             moved::{Quiet, is_partition, moved, quiet_partitions, raise_floors},
-            partitions::drop_detached,
+            partitions::{Copied, drop_detached},
             unavailable,
         },
     },
@@ -38,8 +38,11 @@ impl Historical {
             match self.move_week(second, &week).await {
                 Ok(Some(records)) => done.push((week, records)),
                 Ok(None) => {}
-                // One that is in use right now has another hour.
-                Err(error) => tracing::warn!(%error, partition = week.name, "usage: a partition was not moved"),
+                // While something is in the way, the others would only make writers wait.
+                Err(error) => {
+                    tracing::warn!(%error, partition = week.name, "usage: a partition was not moved; in an hour again");
+                    break;
+                }
             }
         }
         Ok(done)
@@ -57,12 +60,24 @@ impl Historical {
         let copied = copy_week(&self.database, &mut copying, week).await.map_err(away)?;
         copying.commit().await.map_err(away)?;
         raise_floors(&self.database, &week.name).await.map_err(unavailable)?;
-        let given_up = detach(&self.database, &week.name, self.older_than(), Some(copied as i64));
+        let to = *second.ready.get().ok_or_else(|| Error::internal("a database that is not ready"))?;
+        let copied = Copied { rows: copied as i64, to };
+        let given_up = detach(&self.database, &week.name, self.older_than(), Some(copied));
         if !given_up.await.map_err(unavailable)? {
             return Ok(None);
         }
         self.note_arrived(second).await?;
         drop_detached(&self.database, &week.name).await.map_err(unavailable)
+    }
+
+    /// Drops copies of weeks that will never be given up, because they are gone here.
+    pub(super) async fn discard_copies(&self, second: &Second) -> Result<()> {
+        for week in historical::weeks(&second.writing).await.map_err(away)?.iter().filter(|week| !week.arrived) {
+            if !is_partition(&self.database, &week.name).await.map_err(unavailable)? {
+                historical::discard_week(&second.writing, &week.name).await.map_err(away)?;
+            }
+        }
+        Ok(())
     }
 
     /// Tells the historical database which weeks are its own: also those that somebody else gave up, and died.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use chrono::TimeDelta;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
@@ -10,10 +11,13 @@ use crate::{
     error::Result,
     usage::store::{
         self, Row, Selection,
-        moved::{moved, present},
+        moved::{Moved, hold_moved, moved, present},
         unavailable,
     },
 };
+
+/// Many that were corrected may lie side by side.
+const STEP: usize = 1000;
 
 impl Historical {
     /// Up to so many records in order.
@@ -32,8 +36,14 @@ impl Historical {
         // All that is asked here is of one moment, and nothing moves before it ends.
         let snapshot = "begin isolation level repeatable read read only";
         let mut here = reading.begin_with(snapshot).await.map_err(unavailable)?;
+        let moved = hold_moved(&mut here).await.map_err(unavailable)?;
         let mut rows = store::page(&mut here, selection, most).await.map_err(unavailable)?;
-        rows.extend(page_of_the_rest(&mut there, &mut here, selection, most).await?);
+        let mut selection = selection.clone();
+        if let Some(last) = rows.get(most - 1) {
+            // What comes after a full page is for the next.
+            selection.to = Some(last.event_timestamp + TimeDelta::microseconds(1));
+        }
+        rows.extend(page_of_the_rest(&mut there, &mut here, &moved, selection, most).await?);
         rows.sort_unstable_by_key(Row::place);
         rows.truncate(most);
         Ok(rows)
@@ -45,18 +55,21 @@ impl Historical {
             return Ok(HashMap::new());
         }
         let moved = moved(&mut *reading.acquire().await.map_err(unavailable)?).await.map_err(unavailable)?;
-        match wanted.iter().any(|(id, _)| moved.may_have(*id)) {
-            true => store::find(&mut *self.reader().await?, wanted).await.map_err(away),
-            false => Ok(HashMap::new()),
+        let wanted: Vec<(Uuid, i32)> = wanted.iter().filter(|(id, _)| moved.may_have(*id)).copied().collect();
+        match wanted.is_empty() {
+            true => Ok(HashMap::new()),
+            false => store::find(&mut *self.reader().await?, &wanted).await.map_err(away),
         }
     }
 
     /// All revisions of a tenant's record, oldest first.
-    pub async fn versions(&self, connection: &mut PgConnection, tenant: &str, id: Uuid) -> Result<Vec<Row>> {
-        let here = store::versions(connection, tenant, id).await.map_err(unavailable)?;
-        if !moved(connection).await.map_err(unavailable)?.may_have(id) {
+    pub async fn versions(&self, reading: &PgPool, tenant: &str, id: Uuid) -> Result<Vec<Row>> {
+        let mut connection = reading.acquire().await.map_err(unavailable)?;
+        let here = store::versions(&mut connection, tenant, id).await.map_err(unavailable)?;
+        if !moved(&mut connection).await.map_err(unavailable)?.may_have(id) {
             return Ok(here);
         }
+        drop(connection);
         let there = store::versions(&mut *self.reader().await?, tenant, id).await.map_err(away)?;
         let by_revision = |row: Row| (row.revision, row);
         let versions: BTreeMap<i32, Row> = there.into_iter().chain(here).map(by_revision).collect();
@@ -68,16 +81,18 @@ impl Historical {
 async fn page_of_the_rest(
     there: &mut PgConnection,
     here: &mut PgConnection,
-    selection: &Selection<'_>,
+    moved: &Moved,
+    mut selection: Selection<'_>,
     most: usize,
 ) -> Result<Vec<Row>> {
-    let (mut rest, mut selection) = (Vec::new(), selection.clone());
+    let (mut rest, step) = (Vec::new(), most.max(STEP));
     loop {
-        let rows = store::page(there, &selection, most).await.map_err(away)?;
+        let rows = store::page(there, &selection, step).await.map_err(away)?;
         let shadowed = present(here, rows.iter().map(|row| (row.id, row.revision))).await.map_err(unavailable)?;
-        let is_last = rows.len() < most;
+        let is_last = rows.len() < step;
         selection.after = rows.last().map(Row::place);
-        rest.extend(rows.into_iter().filter(|row| !shadowed.contains(&(row.id, row.revision))));
+        let is_theirs = |row: &Row| moved.may_have(row.id) && !shadowed.contains(&(row.id, row.revision));
+        rest.extend(rows.into_iter().filter(is_theirs));
         if is_last || rest.len() >= most {
             return Ok(rest);
         }

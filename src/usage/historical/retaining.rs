@@ -10,7 +10,7 @@ use crate::{
     error::Result,
     usage::store::{
         historical::{self, HistoricalWeek},
-        moved::{forget_weeks, moved, settle, settled},
+        moved::{moved, settle, settled},
         retention, unavailable,
     },
 };
@@ -72,6 +72,7 @@ impl There<'_> {
     pub async fn settle(&self) -> Result<()> {
         let (here, there) = (&self.historical.database, &self.second.writing);
         self.historical.note_arrived(self.second).await?;
+        self.historical.discard_copies(self.second).await?;
         loop {
             let after = settled(here).await.map_err(unavailable)?;
             let gone = historical::gone(there, after, NOTES).await.map_err(away)?;
@@ -81,8 +82,6 @@ impl There<'_> {
             }
             settle(here, after, &gone).await.map_err(unavailable)?;
         }
-        let weeks = historical::weeks(there).await.map_err(away)?;
-        let starts: Vec<DateTime<Utc>> = weeks.iter().map(|week| week.starts_at).collect();
-        forget_weeks(here, &starts).await.map_err(unavailable)
+        Ok(())
     }
 }

@@ -8,8 +8,9 @@ use super::{Historical, away};
 use crate::{
     error::Result,
     usage::store::{
-        historical::{Frozen, Span, rows_beside, rows_of_record, rows_of_span},
-        moved::{Moved, drop_floors, hold_moved, reading, thaw},
+        Place,
+        historical::{Frozen, Span, rows_beside, rows_of_moment, rows_of_record, rows_of_span},
+        moved::{Moved, drop_floors, hold_moved, hold_thaw, reading, thaw},
         unavailable,
     },
 };
@@ -17,23 +18,31 @@ use crate::{
 /// Rows that are brought back at once.
 const BATCH: i64 = 5000;
 
+/// Counters whose neighbours are looked for at once.
+const SERIES: usize = 1000;
+
 impl Historical {
     /// Brings back a record that is to be changed, and what it is compared with. Nothing moves until the transaction ends.
     pub async fn thaw_record(&self, transaction: &mut PgConnection, tenant: &str, id: Uuid) -> Result<()> {
         let moved = hold_moved(transaction).await.map_err(unavailable)?;
+        // Somebody may be bringing it back for much longer than we need.
+        sqlx::raw_sql("set local lock_timeout = '2s'").execute(&mut *transaction).await.map_err(unavailable)?;
+        if !moved.is_empty() {
+            hold_thaw(transaction, tenant).await.map_err(unavailable)?;
+        }
         if moved.may_have(id) {
             let rows = rows_of_record(&mut *self.reader().await?, tenant, id).await.map_err(away)?;
-            // Somebody may be bringing it back for much longer than we need.
-            sqlx::raw_sql("set local lock_timeout = '2s'").execute(&mut *transaction).await.map_err(unavailable)?;
-            bring(transaction, rows).await?;
-            sqlx::raw_sql("set local lock_timeout = default").execute(&mut *transaction).await.map_err(unavailable)?;
+            bring(transaction, &moved, rows).await?;
         }
-        match reading(transaction, tenant, id).await.map_err(unavailable)? {
-            Some((series, at)) => {
-                self.bring_beside(transaction, &moved, &[series], at, at + TimeDelta::microseconds(1)).await
+        if let Some((series, at)) = reading(transaction, tenant, id).await.map_err(unavailable)? {
+            if moved.overlaps(Some(at), None) {
+                let rows = rows_of_moment(&mut *self.reader().await?, series, at).await.map_err(away)?;
+                bring(transaction, &moved, rows).await?;
             }
-            None => Ok(()),
+            self.bring_beside(transaction, &moved, &[series], at, at + TimeDelta::microseconds(1)).await?;
         }
+        sqlx::raw_sql("set local lock_timeout = default").execute(transaction).await.map_err(unavailable)?;
+        Ok(())
     }
 
     /// Brings back all that a tenant has of a type in some time.
@@ -42,13 +51,13 @@ impl Historical {
         if !moved.overlaps(Some(span.from), Some(span.to)) {
             return Ok(());
         }
-        let mut there = self.reader().await?;
-        let mut after = (Uuid::nil(), 0);
+        let mut after = Place { event_timestamp: span.from, id: Uuid::nil(), revision: 0 };
         loop {
-            let rows = rows_of_span(&mut there, span, after, BATCH).await.map_err(away)?;
+            // Not for long: others want to read there.
+            let rows = rows_of_span(&mut *self.reader().await?, span, after, BATCH).await.map_err(away)?;
             let is_last = rows.len() < BATCH as usize;
-            after = rows.last().map_or(after, |last| (last.id, last.revision));
-            bring(transaction, rows).await?;
+            after = rows.last().map_or(after, Frozen::place);
+            bring(transaction, &moved, rows).await?;
             if is_last {
                 return Ok(());
             }
@@ -64,7 +73,10 @@ impl Historical {
         to: DateTime<Utc>,
     ) -> Result<()> {
         let moved = hold_moved(transaction).await.map_err(unavailable)?;
-        self.bring_beside(transaction, &moved, series, from, to).await
+        for series in series.chunks(SERIES) {
+            self.bring_beside(transaction, &moved, series, from, to).await?;
+        }
+        Ok(())
     }
 
     async fn bring_beside(
@@ -75,17 +87,19 @@ impl Historical {
         from: DateTime<Utc>,
         to: DateTime<Utc>,
     ) -> Result<()> {
-        // What moved before is told by the floors.
-        if !moved.overlaps(Some(from), None) {
+        // Floors tell of what moved before; unless they are about to change themselves, also those of a week that stayed.
+        let were_floors = drop_floors(transaction, series, from, to).await.map_err(unavailable)?;
+        if moved.is_empty() || !(were_floors || moved.overlaps(Some(from), None)) {
             return Ok(());
         }
         let rows = rows_beside(&mut *self.reader().await?, series, from, to).await.map_err(away)?;
-        bring(transaction, rows).await?;
-        drop_floors(transaction, series, from, to).await.map_err(unavailable)
+        bring(transaction, moved, rows).await
     }
 }
 
-async fn bring(transaction: &mut PgConnection, rows: Vec<Frozen>) -> Result<()> {
-    let rows: Vec<String> = rows.into_iter().map(|row| row.json).collect();
+/// A copy of a week that did not move is nothing.
+async fn bring(transaction: &mut PgConnection, moved: &Moved, rows: Vec<Frozen>) -> Result<()> {
+    let rows = rows.into_iter().filter(|row| moved.may_have(row.id));
+    let rows: Vec<String> = rows.map(|row| row.json).collect();
     thaw(transaction, &rows).await.map_err(unavailable)
 }

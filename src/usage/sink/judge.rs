@@ -50,7 +50,8 @@ fn counter(item: &Item) -> Option<&Record> {
 
 /// Whether a key is so old that its week may have moved. Keys that tell no time are of no week.
 pub fn is_of_an_old_key(item: &Item) -> bool {
-    const LEAST_AGE: TimeDelta = TimeDelta::days(7);
+    // The least age of what moves, and some room for clocks that differ.
+    const LEAST_AGE: TimeDelta = TimeDelta::days(6);
     const YEAR: TimeDelta = TimeDelta::days(365);
     let made = item.read.record().map(|record| time_of(record.id));
     made.is_some_and(|made| made < Utc::now() - LEAST_AGE && made > DateTime::UNIX_EPOCH + YEAR)
@@ -155,10 +156,14 @@ impl<'a> Judge<'a> {
     fn violation(&self, record: &Record) -> Option<Error> {
         let (at, value) = (record.event_timestamp, record.value);
         let mut around = match self.known.heads.get(&record.series) {
-            Some(head) if head.event_timestamp < at => Neighbours { before: Some(head.value), after: None },
+            Some(head) if head.event_timestamp < at => Neighbours { before: Some(head.value), ..Neighbours::default() },
             Some(_) => self.known.neighbours.get(&(record.series, at)).copied().unwrap_or_default(),
             None => Neighbours::default(),
         };
+        if around.below_floor {
+            let message = "event_timestamp: readings of that time have moved to the historical database";
+            return Some(Error::new(Code::GracePeriodExceeded, message).about("event_timestamp"));
+        }
         for (other, value) in self.readings.get(&record.series).into_iter().flatten() {
             if *other < at {
                 around.before = around.before.max(Some(*value));

@@ -373,14 +373,14 @@ pub async fn descent(
         "with readings as (
              select record.series, record.event_timestamp, record.value, source_id, resource_id
              from unnest($1::uuid[]) as touched (series) cross join lateral (
-                 (select * from usage_readings record where record.series = touched.series
-                      and event_timestamp < $2 order by event_timestamp desc, value desc limit 1)
+                 (select * from usage_reading_before(touched.series, $2))
                  union all
-                 (select * from usage_readings record where record.series = touched.series
+                 (select series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value
+                  from usage_records record where record.series = touched.series and status = 'active'
                       and event_timestamp >= $2 and event_timestamp < $3)
                  union all
-                 (select * from usage_readings record where record.series = touched.series
-                      and event_timestamp >= $3 order by event_timestamp, value limit 1)
+                 -- From the range's end on.
+                 (select * from usage_reading_after(touched.series, $3 - interval '1 microsecond'))
              ) as record
          ), ordered as (
              select *, lag(value) over (partition by series order by event_timestamp, value) as before from readings

@@ -61,11 +61,8 @@ pub async fn move_heads(
 pub async fn mend_heads(connection: &mut PgConnection, series: &[Uuid]) -> Result<(), sqlx::Error> {
     sqlx::query(
         "insert into counter_heads (series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value)
-         select latest.* from unnest($1::uuid[]) as changed (series) cross join lateral (
-             select record.series, tenant_id, source_id, usage_type, resource_id, event_timestamp, value
-             from usage_readings record where record.series = changed.series
-             order by event_timestamp desc, value desc limit 1
-         ) as latest order by latest.series
+         select latest.* from unnest($1::uuid[]) as changed (series)
+             cross join lateral usage_reading_before(changed.series, 'infinity') as latest order by latest.series
          on conflict (series) do update set event_timestamp = excluded.event_timestamp, value = excluded.value",
     )
     .bind(series)
@@ -74,7 +71,7 @@ pub async fn mend_heads(connection: &mut PgConnection, series: &[Uuid]) -> Resul
     sqlx::query(
         "delete from counter_heads head using unnest($1::uuid[]) as changed (series) where head.series = changed.series
          and not exists (
-             select from usage_readings record where record.series = changed.series)",
+             select from usage_reading_before(changed.series, 'infinity'))",
     )
     .bind(series)
     .execute(connection)

@@ -7,7 +7,11 @@ use futures::TryStreamExt;
 use sqlx::{FromRow, PgConnection, PgPool, postgres::PgPoolCopyExt};
 use uuid::Uuid;
 
-use super::moved::{Gone, Quiet};
+use super::{
+    ledger::Place,
+    moved::{Gone, Quiet},
+    retention::ALONG_INDEXES,
+};
 
 /// What both databases have of a record.
 macro_rules! copied {
@@ -26,15 +30,13 @@ pub async fn identity(historical: &PgPool) -> Result<Uuid, sqlx::Error> {
 #[derive(Debug, Clone, FromRow)]
 pub struct HistoricalWeek {
     pub name: String,
-    pub starts_at: DateTime<Utc>,
     pub greatest_event: Option<DateTime<Utc>>,
     /// The operational database has given it up.
     pub arrived: bool,
 }
 
 pub async fn weeks(historical: &PgPool) -> Result<Vec<HistoricalWeek>, sqlx::Error> {
-    let weeks =
-        sqlx::query_as("select name, starts_at, greatest_event, arrived from usage_partitions order by starts_at");
+    let weeks = sqlx::query_as("select name, greatest_event, arrived from usage_partitions order by starts_at");
     weeks.fetch_all(historical).await
 }
 
@@ -77,10 +79,17 @@ pub async fn copy_week(operational: &PgPool, connection: &mut PgConnection, week
     Ok(copied)
 }
 
-/// Notes which weeks the operational database has given up.
+/// Notes which weeks the operational database has given up, and which not: it may have been put back to before.
 pub async fn mark_arrived(historical: &PgPool, starts: &[DateTime<Utc>]) -> Result<(), sqlx::Error> {
-    let mark = sqlx::query("update usage_partitions set arrived = true where starts_at = any($1) and not arrived");
+    let mark = sqlx::query(
+        "update usage_partitions set arrived = starts_at = any($1) where arrived is distinct from (starts_at = any($1))",
+    );
     mark.bind(starts).execute(historical).await.map(drop)
+}
+
+/// Drops the copy of a week that never arrived.
+pub async fn discard_week(historical: &PgPool, name: &str) -> Result<(), sqlx::Error> {
+    sqlx::query("select usage_discard_week($1)").bind(name).execute(historical).await.map(drop)
 }
 
 /// Drops a week. How many rows it had, unless somebody else did.
@@ -99,6 +108,7 @@ pub async fn delete_older(
     let mut transaction = historical.begin().await?;
     // What is noted is committed in order.
     sqlx::query("select pg_advisory_xact_lock(hashtext('usage gone'))").execute(&mut *transaction).await?;
+    sqlx::raw_sql(ALONG_INDEXES).execute(&mut *transaction).await?;
     let gone = sqlx::query_scalar(
         "with old as (
              select id, revision from usage_records record
@@ -128,7 +138,7 @@ pub async fn delete_older(
 /// What is noted as gone after a position, in order.
 pub async fn gone(historical: &PgPool, after: i64, most: i64) -> Result<Vec<Gone>, sqlx::Error> {
     sqlx::query_as(
-        "select position, tenant_id, source_id, usage_type, records, ids from usage_gone where position > $1
+        "select position, tenant_id, source_id, usage_type, records, ids, week from usage_gone where position > $1
          order by position limit $2",
     )
     .bind(after)
@@ -153,30 +163,37 @@ pub struct Span<'a> {
 /// A row, whole.
 #[derive(Debug, FromRow)]
 pub struct Frozen {
+    pub event_timestamp: DateTime<Utc>,
     pub id: Uuid,
     pub revision: i32,
     pub json: String,
+}
+
+impl Frozen {
+    pub fn place(&self) -> Place {
+        Place { event_timestamp: self.event_timestamp, id: self.id, revision: self.revision }
+    }
 }
 
 /// Up to so many rows of a span after one of them.
 pub async fn rows_of_span(
     connection: &mut PgConnection,
     span: &Span<'_>,
-    after: (Uuid, i32),
+    after: Place,
     most: i64,
 ) -> Result<Vec<Frozen>, sqlx::Error> {
     sqlx::query_as(
-        "select id, revision, to_jsonb(record)::text as json from usage_records record
+        "select event_timestamp, id, revision, to_jsonb(record)::text as json from usage_records record
          where tenant_id = $1 and usage_type = $2 and event_timestamp >= $3 and event_timestamp < $4
-             and (id, revision) > ($5, $6)
-         order by id, revision limit $7",
+             and (event_timestamp, id, revision) > ($3, $5, $6)
+         order by event_timestamp, id, revision limit $7",
     )
     .bind(span.tenant)
     .bind(span.usage_type)
-    .bind(span.from)
+    .bind(after.event_timestamp)
     .bind(span.to)
-    .bind(after.0)
-    .bind(after.1)
+    .bind(after.id)
+    .bind(after.revision)
     .bind(most)
     .fetch_all(connection)
     .await
@@ -185,10 +202,27 @@ pub async fn rows_of_span(
 /// All revisions of a tenant's record.
 pub async fn rows_of_record(connection: &mut PgConnection, tenant: &str, id: Uuid) -> Result<Vec<Frozen>, sqlx::Error> {
     sqlx::query_as(
-        "select id, revision, to_jsonb(record)::text as json from usage_records record where id = $1 and tenant_id = $2",
+        "select event_timestamp, id, revision, to_jsonb(record)::text as json from usage_records record
+         where id = $1 and tenant_id = $2",
     )
     .bind(id)
     .bind(tenant)
+    .fetch_all(connection)
+    .await
+}
+
+/// The readings of a counter at one moment.
+pub async fn rows_of_moment(
+    connection: &mut PgConnection,
+    series: Uuid,
+    at: DateTime<Utc>,
+) -> Result<Vec<Frozen>, sqlx::Error> {
+    sqlx::query_as(
+        "select event_timestamp, id, revision, to_jsonb(record)::text as json from usage_records record
+         where series = $1 and event_timestamp = $2",
+    )
+    .bind(series)
+    .bind(at)
     .fetch_all(connection)
     .await
 }
@@ -201,7 +235,7 @@ pub async fn rows_beside(
     to: DateTime<Utc>,
 ) -> Result<Vec<Frozen>, sqlx::Error> {
     sqlx::query_as(
-        "select record.id, record.revision, to_jsonb(record)::text as json
+        "select record.event_timestamp, record.id, record.revision, to_jsonb(record)::text as json
          from unnest($1::uuid[]) as wanted (series) cross join lateral (
              (select * from usage_records record where record.series = wanted.series and status = 'active'
                   and event_timestamp < $2 order by event_timestamp desc, value desc limit 1)

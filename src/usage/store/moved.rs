@@ -84,8 +84,8 @@ pub async fn thaw(connection: &mut PgConnection, rows: &[String]) -> Result<(), 
     }
     let thaw = sqlx::query(
         "insert into usage_records
-         select (jsonb_populate_record(null::usage_records, frozen::jsonb || '{\"thawed\": true}')).*
-         from unnest($1::text[]) as frozen
+         select row.* from unnest($1::text[]) as frozen cross join lateral
+             jsonb_populate_record(null::usage_records, frozen::jsonb || '{\"thawed\": true}') as row
          on conflict (id, revision) do nothing",
     );
     thaw.bind(rows).execute(connection).await.map(drop)
@@ -104,17 +104,23 @@ pub async fn reading(
     reading.bind(id).bind(tenant).fetch_optional(connection).await
 }
 
-/// Readings that are about to be changed are no floors: they and their neighbours are here now.
+/// Whoever brings back records of a tenant for single corrections does it one after the other.
+pub async fn hold_thaw(connection: &mut PgConnection, tenant: &str) -> Result<(), sqlx::Error> {
+    let hold = sqlx::query("select pg_advisory_xact_lock(hashtextextended('usage thaw ' || $1, 0))");
+    hold.bind(tenant).execute(connection).await.map(drop)
+}
+
+/// Readings that are about to be changed are no floors. True if there were some.
 pub async fn drop_floors(
     connection: &mut PgConnection,
     series: &[Uuid],
     from: DateTime<Utc>,
     to: DateTime<Utc>,
-) -> Result<(), sqlx::Error> {
+) -> Result<bool, sqlx::Error> {
     let drop_floors = sqlx::query(
         "delete from usage_floors where series = any($1) and event_timestamp >= $2 and event_timestamp < $3",
     );
-    drop_floors.bind(series).bind(from).bind(to).execute(connection).await.map(drop)
+    Ok(drop_floors.bind(series).bind(from).bind(to).execute(connection).await?.rows_affected() > 0)
 }
 
 /// Notes that a record's partition was written, so that it does not move just now.
@@ -140,6 +146,7 @@ pub async fn quiet_partitions(database: &PgPool, older_than: DateTime<Utc>) -> R
     sqlx::query_as(
         "select name, starts_at, ends_at, greatest_event from usage_partitions
          where not dropped and starts_at > '-infinity' and ends_at < $1 and greatest_event < $1 and last_written < $1
+             and coalesce(last_deleted < $1, true)
          order by starts_at",
     )
     .bind(older_than)
@@ -188,6 +195,7 @@ pub struct Gone {
     pub usage_type: String,
     pub records: i64,
     pub ids: Option<Vec<Uuid>>,
+    pub week: Option<DateTime<Utc>>,
 }
 
 /// Up to where that is taken off the tallies.
@@ -206,6 +214,24 @@ pub async fn settle(database: &PgPool, after: i64, gone: &[Gone]) -> Result<(), 
     let ids: Vec<Uuid> = gone.iter().filter_map(|one| one.ids.as_ref()).flatten().copied().collect();
     let forget = sqlx::query("delete from usage_changes where id = any($1)");
     forget.bind(ids).execute(&mut *transaction).await?;
+    let weeks: Vec<DateTime<Utc>> = gone.iter().filter_map(|one| one.week).collect();
+    sqlx::query(
+        "with gone as (delete from usage_moved where starts_at = any($1) returning starts_at, ends_at)
+         delete from usage_changes using gone where id >= usage_id_at(starts_at) and id < usage_id_at(ends_at)",
+    )
+    .bind(weeks)
+    .execute(&mut *transaction)
+    .await?;
+    // In the same order as everyone.
+    sqlx::query(
+        "select from usage_tallies where (tenant_id, source_id, usage_type) in (select * from unnest($1::text[], $2::text[],
+             $3::text[])) order by tenant_id collate \"C\", source_id collate \"C\", usage_type collate \"C\" for update",
+    )
+    .bind(column(gone, |one| one.tenant_id.as_str()))
+    .bind(column(gone, |one| one.source_id.as_str()))
+    .bind(column(gone, |one| one.usage_type.as_str()))
+    .execute(&mut *transaction)
+    .await?;
     sqlx::query(
         "update usage_tallies tally set records = tally.records - gone.records from (
              select tenant, source, usage_type, sum(records)::bigint as records
@@ -220,16 +246,4 @@ pub async fn settle(database: &PgPool, after: i64, gone: &[Gone]) -> Result<(), 
     .execute(&mut *transaction)
     .await?;
     transaction.commit().await
-}
-
-/// Forgets weeks that are gone from the historical database as well.
-pub async fn forget_weeks(database: &PgPool, left: &[DateTime<Utc>]) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "with gone as (delete from usage_moved where not starts_at = any($1) returning starts_at, ends_at)
-         delete from usage_changes using gone where id >= usage_id_at(starts_at) and id < usage_id_at(ends_at)",
-    )
-    .bind(left)
-    .execute(database)
-    .await
-    .map(drop)
 }

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
+use uuid::Uuid;
 
 /// Makes sure that the next four weeks have their partitions. Returns how many were made.
 pub async fn extend_partitions(database: &PgPool) -> Result<i32, sqlx::Error> {
@@ -9,15 +10,25 @@ pub async fn extend_partitions(database: &PgPool) -> Result<i32, sqlx::Error> {
     extend.fetch_one(database).await
 }
 
+/// A partition that was copied.
+#[derive(Debug, Clone, Copy)]
+pub struct Copied {
+    pub rows: i64,
+    /// The historical database that has them.
+    pub to: Uuid,
+}
+
 /// Takes a partition out. False if it is none any more.
 pub async fn detach_partition(
     database: &PgPool,
     name: &str,
     older_than: DateTime<Utc>,
-    copied: Option<i64>,
+    copied: Option<Copied>,
 ) -> Result<bool, sqlx::Error> {
-    let detach = sqlx::query_scalar("select usage_detach_partition($1, $2, $3)");
-    detach.bind(name).bind(older_than).bind(copied).fetch_one(database).await
+    let detach = sqlx::query_scalar("select usage_detach_partition($1, $2, $3, $4)");
+    let detach = detach.bind(name).bind(older_than);
+    let detach = detach.bind(copied.map(|copied| copied.rows)).bind(copied.map(|copied| copied.to));
+    detach.fetch_one(database).await
 }
 
 /// What was taken out and is not dropped.

@@ -135,6 +135,8 @@ pub async fn stored(connection: &mut PgConnection, ids: &[Uuid]) -> Result<HashM
 pub struct Neighbours {
     pub before: Option<Decimal>,
     pub after: Option<Decimal>,
+    /// Whether readings of that time have moved to the historical database.
+    pub below_floor: bool,
 }
 
 impl Neighbours {
@@ -170,10 +172,10 @@ pub async fn neighbours(
     }
     let rows: Vec<Found> = sqlx::query_as(
         "select wanted.series, wanted.at,
-             (select value from usage_readings record where record.series = wanted.series
-                  and event_timestamp < wanted.at order by event_timestamp desc, value desc limit 1) as before,
-             (select value from usage_readings record where record.series = wanted.series
-                  and event_timestamp > wanted.at order by event_timestamp, value limit 1) as after
+             (select value from usage_reading_before(wanted.series, wanted.at)) as before,
+             (select value from usage_reading_after(wanted.series, wanted.at)) as after,
+             exists (select from usage_floors floor where floor.series = wanted.series and event_timestamp >= wanted.at)
+                 as below_floor
          from unnest($1::uuid[], $2::timestamptz[]) as wanted (series, at)",
     )
     .bind(column(moments, |(series, _)| *series))

@@ -104,6 +104,12 @@ pub async fn count_older(
     .await
 }
 
+/// Whether nobody else applies retention, as long as this connection lasts.
+pub async fn take_turn(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let take = sqlx::query_scalar("select pg_try_advisory_lock(hashtextextended('usage retention', 0))");
+    take.fetch_one(connection).await
+}
+
 #[derive(FromRow)]
 struct Deleted {
     id: Uuid,
@@ -112,19 +118,27 @@ struct Deleted {
     partition: String,
 }
 
-/// Deletes some of what is older, and returns how many went.
+/// A few rows out of many: the planner should not think that it is worth reading them all.
+pub const ALONG_INDEXES: &str =
+    "set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_seqscan = off";
+
+/// Deletes some of what is older, and returns how many went. Those that came back from the historical database only if they
+/// are gone from there.
 pub async fn delete_older(
     database: &PgPool,
     tenant: &str,
     usage_type: &str,
     than: DateTime<Utc>,
+    with_thawed: bool,
     most: i64,
 ) -> Result<i64, sqlx::Error> {
     let mut transaction = database.begin().await?;
+    sqlx::raw_sql(ALONG_INDEXES).execute(&mut *transaction).await?;
     let gone: Vec<Deleted> = sqlx::query_as(
         "with old as (
              select id, revision from usage_records
-             where tenant_id = $1 and usage_type = $2 and event_timestamp < $3 order by event_timestamp limit $4
+             where tenant_id = $1 and usage_type = $2 and event_timestamp < $3 and ($5 or not thawed)
+             order by event_timestamp limit $4
          )
          delete from usage_records record using old where record.id = old.id and record.revision = old.revision
          returning record.id, record.source_id, record.thawed, record.tableoid::regclass::text as partition",
@@ -133,12 +147,13 @@ pub async fn delete_older(
     .bind(usage_type)
     .bind(than)
     .bind(most)
+    .bind(with_thawed)
     .fetch_all(&mut *transaction)
     .await?;
     let forget = sqlx::query("delete from usage_changes where id = any($1)");
     forget.bind(column(&gone, |one| one.id)).execute(&mut *transaction).await?;
     // One that loses records does not move just now.
-    let note = sqlx::query("update usage_partitions set last_written = clock_timestamp() where name = any($1)");
+    let note = sqlx::query("update usage_partitions set last_deleted = clock_timestamp() where name = any($1)");
     let partitions: HashSet<&str> = gone.iter().map(|one| one.partition.as_str()).collect();
     note.bind(column(partitions, str::to_owned)).execute(&mut *transaction).await?;
     // What moved is counted where it went.
