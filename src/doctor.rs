@@ -8,10 +8,10 @@ use std::{
 use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sqlx::PgPool;
+use sqlx::{PgPool, migrate::Migrator};
 
 use crate::{
-    config::Config,
+    config::{self, Config},
     database,
     error::chain,
     jetstream::{self, MINIMUM_SERVER},
@@ -141,17 +141,27 @@ async fn examine_database(config: &Config, findings: &mut Vec<Finding>) {
     if let Ok(time) = in_time(sqlx::query_scalar("select clock_timestamp()").fetch_one(&pool)).await {
         find("PostgreSQL clock", skew(time, asked.elapsed()));
     }
-    find("migrations", pending_migrations(&pool).await);
+    find("migrations", pending_migrations(&pool, &database::MIGRATIONS).await);
+    if let Some(historical) = config.historical.database() {
+        find("historical", examine_historical(&historical).await);
+    }
 }
 
-async fn pending_migrations(pool: &PgPool) -> Result<String, String> {
+async fn examine_historical(historical: &config::Database) -> Result<String, String> {
+    let pool = database::pool(historical).map_err(|error| chain(&error))?;
+    let reached = in_time(sqlx::query("select").execute(&pool)).await;
+    reached.map_err(|problem| format!("{problem}: check historical.database_url and that the server runs"))?;
+    pending_migrations(&pool, &database::HISTORICAL_MIGRATIONS).await
+}
+
+async fn pending_migrations(pool: &PgPool, migrations: &Migrator) -> Result<String, String> {
     let applied: Vec<i64> =
         match in_time(sqlx::query_scalar("select version from _sqlx_migrations").fetch_all(pool)).await {
             Ok(applied) => applied,
             Err(problem) if problem.contains("does not exist") => Vec::new(),
             Err(problem) => return Err(problem),
         };
-    let missing = database::MIGRATIONS.iter().filter(|migration| !applied.contains(&migration.version)).count();
+    let missing = migrations.iter().filter(|migration| !applied.contains(&migration.version)).count();
     match missing {
         0 => Ok("all applied".into()),
         missing => Err(format!("{missing} not applied: run `tidemark migrate`")),
