@@ -4,10 +4,10 @@
 //! moves it until he has committed, so whoever has read up to a head has read all that will ever be before it. The live lane is
 //! read before the corrections that were there at the same moment, so no correction comes before its record.
 
-use std::{collections::HashMap, fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr, time::Duration};
 
 use chrono::{DateTime, Utc};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::StreamExt;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use uuid::Uuid;
@@ -189,7 +189,8 @@ impl Usage {
     async fn told(&self, tenant: &str, lane: Lane, after: i64, up_to: i64) -> Result<Vec<Told>> {
         let listed = store::listed(&self.reading, tenant, lane, after, up_to).await.map_err(unavailable)?;
         let wanted: Vec<(Uuid, i32)> = listed.iter().map(|one| (one.id, one.revision)).collect();
-        let mut rows = self.found_here(&wanted).await.map_err(unavailable)?;
+        let here = async { store::find(&mut *self.reading.acquire().await?, &wanted).await };
+        let mut rows = here.await.map_err(unavailable)?;
         let missing: Vec<(Uuid, i32)> = wanted.into_iter().filter(|one| !rows.contains_key(one)).collect();
         rows.extend(self.historical.found(&self.reading, &missing).await?);
         // One that was corrected twice is told twice.
@@ -198,23 +199,6 @@ impl Usage {
         let told =
             |Listed { position, until, id, revision }| row_of((id, revision)).map(|row| Told { position, until, row });
         Ok(listed.into_iter().filter_map(told).collect())
-    }
-}
-
-/// Records of one statement of a page, and how many statements there are at once: while some are looked up, others are read.
-const PART: usize = 300;
-const AT_ONCE: usize = 2;
-
-impl Usage {
-    async fn found_here(&self, wanted: &[(Uuid, i32)]) -> Result<HashMap<(Uuid, i32), Row>, sqlx::Error> {
-        let part = |part: Vec<(Uuid, i32)>| {
-            let reading = self.reading.clone();
-            async move { store::find(&mut *reading.acquire().await?, &part).await }
-        };
-        let parts: Vec<Vec<(Uuid, i32)>> = wanted.chunks(PART).map(<[_]>::to_vec).collect();
-        let found: Vec<HashMap<(Uuid, i32), Row>> =
-            stream::iter(parts).map(part).buffer_unordered(AT_ONCE).try_collect().await?;
-        Ok(found.into_iter().flatten().collect())
     }
 }
 
