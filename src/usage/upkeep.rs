@@ -39,7 +39,10 @@ impl Upkeep {
                 return;
             }
             pause = INTERVAL;
-            let Ok(applied) = timeout(LONGEST, self.retention.apply()).await else {
+            // It may be broken off anywhere.
+            let applying = stop.run_until_cancelled(timeout(LONGEST, self.retention.apply()));
+            let Some(applied) = applying.await else { return };
+            let Ok(applied) = applied else {
                 tracing::warn!("usage: retention took too long, and is tried again in an hour");
                 continue;
             };
