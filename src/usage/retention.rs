@@ -247,7 +247,7 @@ impl Retainer {
 
     /// Whole weeks of the historical database.
     async fn drop_weeks(&self, there: &There<'_>, oldest: DateTime<Utc>, report: &mut RetentionReport) -> Result<()> {
-        there.settle().await?;
+        there.align().await?;
         for week in there.old_weeks(oldest).await? {
             if let Some(records) = there.drop_week(&week.name).await? {
                 report.partitions.push(RetiredPartition::new(week.name, true, week.greatest_event, Some(records)));

@@ -14,7 +14,7 @@ use tidemark::{
 use uuid::Uuid;
 
 use crate::{
-    support::{Answer, Http, eventually},
+    support::{Answer, Barrier, Http, eventually},
     usage::{METADATA, RECORDS, ledger, ledger_with, publish, record, rows, with},
 };
 
@@ -549,35 +549,17 @@ async fn a_crash_in_the_middle_leaves_all_or_nothing() {
         let mut doomed = deployment.spawn_with(&settings);
         let http = doomed.http().await.key(crate::support::API_KEY);
         doomed.is_ready().await;
-        let barrier = format!(
-            "create or replace function stand_still() returns trigger language plpgsql as $$
-             begin perform pg_advisory_xact_lock(7, 7); return null; end $$;
-             create trigger stand_still {when} on {table} for each statement execute function stand_still();"
-        );
-        let mut holding = database.acquire().await.unwrap();
-        sqlx::query("select pg_advisory_lock(7, 7)").execute(&mut *holding).await.unwrap();
         let events = (0..30).map(|minute| of("bytes", "disk", minute, minute + 1)).collect();
         let id = staged(&http, request("bytes", (0, 60), events)).await;
-        sqlx::raw_sql(sqlx::AssertSqlSafe(barrier)).execute(&database).await.unwrap();
+        let trigger =
+            format!("create trigger barrier {when} on {table} for each statement execute function wait_here()");
+        let barrier = Barrier::at(&database, table, &trigger).await;
         let (caller, path) = (http.clone(), format!("{BACKFILL}/{}/commit", id.as_str().unwrap()));
         let call = tokio::spawn(async move { caller.post(&path, json!({})).await });
-        eventually("it stands still", async || {
-            let waiting: i64 = sqlx::query_scalar(
-                "select count(*) from pg_locks where locktype = 'advisory' and classid = 7 and objid = 7 and not granted",
-            )
-            .fetch_one(&database)
-            .await
-            .unwrap();
-            (waiting > 0).then_some(())
-        })
-        .await;
+        barrier.reached().await;
         doomed.kill();
         call.abort();
-        sqlx::query("select pg_advisory_unlock(7, 7)").execute(&mut *holding).await.unwrap();
-        sqlx::raw_sql(sqlx::AssertSqlSafe(format!("drop trigger stand_still on {table}")))
-            .execute(&database)
-            .await
-            .unwrap();
+        barrier.lift().await;
         let server = deployment.serve_with(lease).await;
         let http = server.http().key(crate::support::API_KEY);
         let ended = eventually("it is ended", async || {

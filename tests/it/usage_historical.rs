@@ -9,7 +9,7 @@ use tidemark::{clock::Clock, config::Secret};
 use uuid::Uuid;
 
 use crate::{
-    support::{API_KEY, Deployment, Http, Process, Proxy, Running, eventually, name},
+    support::{API_KEY, Barrier, Deployment, Http, Process, Proxy, Running, eventually, name},
     usage::{METADATA, RECORDS, record, rows, with},
     usage_retention::{RETENTION, ago, old},
 };
@@ -397,32 +397,14 @@ async fn a_move_that_is_killed_half_way_loses_nothing_and_doubles_nothing() {
     server.stop().await;
     for (week, (database, table, when, each)) in stages.into_iter().enumerate() {
         make_quiet(week as i64).await;
-        let barrier = format!(
-            "create or replace function stand_still() returns trigger language plpgsql as $$
-             begin perform pg_advisory_xact_lock(7, 7); return null; end $$;
-             create trigger stand_still {when} on {table} for each {each} execute function stand_still();"
-        );
-        let mut holding = database.acquire().await.unwrap();
-        sqlx::query("select pg_advisory_lock(7, 7)").execute(&mut *holding).await.unwrap();
-        sqlx::raw_sql(sqlx::AssertSqlSafe(barrier)).execute(database).await.unwrap();
+        let trigger = format!("create trigger barrier {when} on {table} for each {each} execute function wait_here()");
+        let barrier = Barrier::at(database, table, &trigger).await;
         let (mut doomed, http) = two.spawn().await;
         let call = tokio::spawn(async move { http.admin().post(&format!("{RETENTION}/run"), json!({})).await });
-        eventually("it stands still", async || {
-            let waiting: i64 = sqlx::query_scalar(
-                "select count(*) from pg_locks where locktype = 'advisory' and classid = 7 and objid = 7 and not granted
-                     and database = (select oid from pg_database where datname = current_database())",
-            )
-            .fetch_one(database)
-            .await
-            .unwrap();
-            (waiting > 0).then_some(())
-        })
-        .await;
+        barrier.reached().await;
         doomed.kill();
         call.abort();
-        sqlx::query("select pg_advisory_unlock(7, 7)").execute(&mut *holding).await.unwrap();
-        let dropped = sqlx::AssertSqlSafe(format!("drop trigger stand_still on {table}"));
-        sqlx::raw_sql(dropped).execute(database).await.unwrap();
+        barrier.lift().await;
         let (server, http) = two.serve().await;
         assert_eq!(all_that_is_read(&http).await, before, "{table} {when}");
         http.clone().admin().apply_retention().await;

@@ -17,7 +17,7 @@ use tidemark::embedded::Durability;
 use tokio::task::JoinHandle;
 
 use crate::{
-    support::{API_KEY, Deployment, Proxy, Servers, eventually},
+    support::{API_KEY, Barrier, Deployment, Proxy, Servers, eventually},
     usage::{RECORDS, ledger, publish, record, rows, with},
 };
 
@@ -124,44 +124,6 @@ async fn killed_again_and_again_nothing_is_lost_or_doubled() {
     process.kill();
 }
 
-/// Holds a lock that a trigger waits for, so that a process stands still at one step of its transaction.
-struct Barrier {
-    held: sqlx::PgConnection,
-    database: PgPool,
-}
-
-impl Barrier {
-    async fn at(deployment: &Deployment, trigger: &str) -> Self {
-        use sqlx::Connection;
-        let database = deployment.database().await;
-        let mut held = sqlx::PgConnection::connect(&deployment.database_url).await.unwrap();
-        sqlx::query("select pg_advisory_lock(4711)").execute(&mut held).await.unwrap();
-        let function = "create or replace function wait_here() returns trigger language plpgsql as
-             $$ begin perform pg_advisory_lock_shared(4711); return new; end $$";
-        sqlx::query(function).execute(&database).await.unwrap();
-        sqlx::raw_sql(sqlx::AssertSqlSafe(trigger.to_owned())).execute(&database).await.unwrap();
-        Self { held, database }
-    }
-
-    /// Returns when somebody stands before it.
-    async fn reached(&self) {
-        eventually("the step is reached", async || {
-            let waiting = "select count(*) from pg_locks where locktype = 'advisory' and objid = 4711 and not granted
-                 and database = (select oid from pg_database where datname = current_database())";
-            let waiting: i64 = sqlx::query_scalar(waiting).fetch_one(&self.database).await.unwrap();
-            (waiting > 0).then_some(())
-        })
-        .await;
-    }
-
-    async fn lift(mut self, table: &str) {
-        sqlx::query("select pg_advisory_unlock(4711)").execute(&mut self.held).await.unwrap();
-        // Whoever stood there goes on first.
-        let drop = format!("drop trigger barrier on {table}");
-        sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&self.database).await.unwrap();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_every_step_of_the_transaction() {
     let deployment = Deployment::new().await;
@@ -204,14 +166,14 @@ async fn killed_at_every_step_of_the_transaction() {
              for each row execute function wait_here()",
         ),
     ] {
-        let barrier = Barrier::at(&deployment, trigger).await;
+        let barrier = Barrier::at(&database, table, trigger).await;
         let mut process = deployment.spawn_ready(&[]).await;
         let message = json!([record("calls", "r", 1), record("bytes", step, 1), record("calls", "r", "bad")]);
         publish(&nats, "usage.default.default", &[], message.to_string().into()).await;
         expected += 2;
         barrier.reached().await;
         process.kill();
-        barrier.lift(table).await;
+        barrier.lift().await;
         let mut process = deployment.spawn_ready(&[]).await;
         eventually(step, async || {
             let (there, refused): (i64, i64) =

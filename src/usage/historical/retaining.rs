@@ -68,20 +68,23 @@ impl There<'_> {
         historical::earliest(&self.second.writing, tenant, usage_type, sources).await.map_err(away)
     }
 
-    /// Brings both to the same: which weeks are there, and what is gone from them.
+    /// Brings both to the same about which weeks are there.
+    pub async fn align(&self) -> Result<()> {
+        self.historical.note_arrived(self.second).await?;
+        self.historical.discard_copies(self.second).await
+    }
+
+    /// Takes off the tallies here what is gone there.
     pub async fn settle(&self) -> Result<()> {
         let (here, there) = (&self.historical.database, &self.second.writing);
-        self.historical.note_arrived(self.second).await?;
-        self.historical.discard_copies(self.second).await?;
         loop {
             let after = settled(here).await.map_err(unavailable)?;
             let gone = historical::gone(there, after, NOTES).await.map_err(away)?;
             historical::forget_gone(there, after).await.map_err(away)?;
             if gone.is_empty() {
-                break;
+                return Ok(());
             }
             settle(here, after, &gone).await.map_err(unavailable)?;
         }
-        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! What the tests share: servers, deployments, processes.
 
+mod barrier;
 mod process;
 mod proxy;
 mod receiver;
@@ -22,6 +23,7 @@ use tidemark::{
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+pub use barrier::Barrier;
 pub use process::{Process, tidemark, tidemark_reading};
 pub use proxy::Proxy;
 pub use receiver::{Answering, Received, Receiver};
