@@ -3,7 +3,7 @@
 CARGO ?= cargo
 
 .DEFAULT_GOAL := help
-.PHONY: help up test fmt lint deny bench build
+.PHONY: help up test fmt lint deny docs bench build
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -28,5 +28,8 @@ lint: ## The lints alone
 deny: ## Licenses, bans and sources of all dependencies (needs cargo-deny)
 	$(CARGO) deny check licenses bans sources
 
+docs: ## Bring the tables of operations in docs/ up to date
+	$(CARGO) run --locked --bin tidemark -- docs docs
+
 bench: build ## Measure the speed that we promise, both sides of a ratio in one run
-	@target/release/tidemark bench $(ARGS)
+	@target/release/tidemark bench --markdown docs/performance.md --svg docs/plots $(ARGS)

@@ -192,6 +192,7 @@ pub struct Usage {
     #[serde(with = "humantime_serde")]
     pub reconciliation_kept: Duration,
     pub retention_days: i64,
+    pub readers: u32,
     pub backfill_rate: u32,
     #[serde(with = "humantime_serde")]
     pub backfill_lease: Duration,
@@ -450,6 +451,9 @@ impl Config {
         if self.historical.after < least {
             return refuse("historical.after", "must not be below 7d, nor below usage.grace_period".into());
         }
+        if !(1..=100).contains(&self.usage.readers) {
+            return refuse("usage.readers", format!("must lie between 1 and 100, is {}", self.usage.readers));
+        }
         if self.usage.backfill_rate == 0 {
             return refuse("usage.backfill_rate", "must be 1 at least".into());
         }
@@ -587,6 +591,7 @@ mod tests {
             ("[timers]\nmin_delay = 'soon'", ("X", ""), "timers.min_delay"),
             ("[usage]\nshards = 0", ("X", ""), "usage.shards"),
             ("[usage]\nbackfill_rate = 0", ("X", ""), "usage.backfill_rate"),
+            ("[usage]\nreaders = 0", ("X", ""), "usage.readers"),
             ("[usage]\nretention_days = 6", ("X", ""), "usage.retention_days"),
             ("[usage.limits.source]\nmax_batch_size = 1001", ("X", ""), "usage.limits.source.max_batch_size"),
             ("[timers.tenants.'a.b']", ("X", ""), "timers.tenants"),

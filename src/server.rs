@@ -208,7 +208,9 @@ impl Server {
         let nats = self.until("NATS", || jetstream::connect(&self.config.nats)).await?;
         jetstream::require_version(&nats)?;
         // Requests and replies come by the thousand, and a write that others wait for should not queue among them.
-        let store = self.until("NATS", || jetstream::connect(&self.config.nats)).await?;
+        let connected = Arc::default();
+        let connect = || jetstream::connect_telling(&self.config.nats, Arc::clone(&connected));
+        let store = self.until("NATS", connect).await?;
         self.app.health.connected(nats.clone(), store.clone());
         let jetstream = jetstream::jetstream_context(&store);
         self.until("PostgreSQL", || database::migrate(&self.database, &database::MIGRATIONS)).await?;
@@ -220,6 +222,7 @@ impl Server {
                 tracing::warn!(stream, field, live = %change.live, declared = %change.declared, why, "left as it is");
             }
         }
+        tokio::spawn(jetstream::keep_in_memory(jetstream.clone(), declarations, connected, background.clone()));
         self.warn_of_lax_servers(&nats).await;
 
         let registry = Registry::new(jetstream.clone(), &self.config.nats.prefix);
@@ -298,7 +301,7 @@ impl Server {
                 connections.push(sink_nats.clone());
                 // Sinks hold their connections, and writing must not wait for requests.
                 let sink_database = database::pool_of(&self.config.database, usage::connections(&self.config))?;
-                let reading = database::reading_pool(&self.config.database, usage::READERS)?;
+                let reading = database::reading_pool(&self.config.database, self.config.usage.readers)?;
                 let start = || {
                     let parts = usage::Parts {
                         database: self.database.clone(),

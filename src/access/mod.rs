@@ -79,6 +79,7 @@ impl Caller {
             (Caller::Key(key), Scope::Secrets) => key.roles.contains(&Grant::Secrets),
             (Caller::Key(_), Scope::Key) => true,
             (Caller::Key(key), Scope::Usage) => key.roles.contains(&Grant::Usage),
+            (Caller::Key(key), Scope::Elevated) => key.roles.contains(&Grant::Elevated),
             (Caller::Key(key), Scope::Tenant) => key.roles.contains(&Grant::Admin),
             (Caller::Token(_), scope) => scope == Scope::Mint && surface == Surface::Ids,
         }

@@ -81,7 +81,9 @@ impl ReplyHeaders {
     pub const LIMIT: &str = "X-RateLimit-Limit";
     pub const REMAINING: &str = "X-RateLimit-Remaining";
     pub const RESET: &str = "X-RateLimit-Reset";
-    pub const ALL: [&str; 3] = [Self::LIMIT, Self::REMAINING, Self::RESET];
+    /// Where the next page of the feed begins, for those who ask for it before they read this one.
+    pub const NEXT_POSITION: &str = "Tidemark-Next-Position";
+    pub const ALL: [&str; 4] = [Self::LIMIT, Self::REMAINING, Self::RESET, Self::NEXT_POSITION];
 
     /// Ones that can be set, if the operation does.
     pub fn of(info: &super::Info) -> Self {

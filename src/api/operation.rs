@@ -73,6 +73,18 @@ pub enum Method {
     Delete,
 }
 
+impl Method {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Post => "POST",
+            Method::Put => "PUT",
+            Method::Patch => "PATCH",
+            Method::Delete => "DELETE",
+        }
+    }
+}
+
 impl Info {
     /// `id.increment`: how logs, metrics and documents call it.
     pub fn name(&self) -> String {

@@ -15,6 +15,8 @@ pub enum Scope {
     Key,
     /// A tenant's services that write and read its usage: the role `usage`.
     Usage,
+    /// Those of them that may rewrite what is older than the backfill window: the role `elevated`.
+    Elevated,
     /// Whoever administers the tenant that is named: the operator, or its own key with the role `admin`.
     Tenant,
 }

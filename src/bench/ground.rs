@@ -7,6 +7,7 @@ use futures::StreamExt;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use super::Effort;
 use crate::{
     api::Name,
     client::Client,
@@ -24,6 +25,7 @@ pub const ADMIN_TOKEN: &str = "the admin token of a benchmark, known to all";
 
 pub struct Ground {
     pub url: String,
+    pub effort: Effort,
     folder: PathBuf,
     up: Up,
     config: Config,
@@ -33,7 +35,7 @@ pub struct Ground {
 
 impl Ground {
     /// Starts servers in a temporary folder, and one instance with all roles.
-    pub async fn prepare() -> Self {
+    pub async fn prepare(effort: Effort) -> Self {
         let folder = std::env::temp_dir().join(format!("tidemark-bench-{}", std::process::id()));
         let options = UpOptions { data: folder.clone(), http_port: 0, nats_port: 0, pg_port: 0, tenants: Vec::new() };
         let mut config = Config::from_parts(None, Default::default()).expect("the defaults are valid");
@@ -48,7 +50,7 @@ impl Ground {
         }
         let echo = tokio::spawn(echo(connect(&config).await));
         let (serving, url) = Serving::start(&config, 1).await;
-        Self { url, folder, up, config, serving, echo }
+        Self { url, effort, folder, up, config, serving, echo }
     }
 
     /// Serves another deployment on the same servers, by as many instances.
@@ -74,6 +76,30 @@ impl Ground {
         sqlx::query(fill).bind(count).execute(&database).await.expect("the rows are made");
         sqlx::query("vacuum analyze timers").execute(&database).await.expect("the rows are counted");
         database.close().await;
+    }
+
+    /// What a process of its own is told to serve another deployment on the same servers, at this port.
+    pub fn environment(&self, prefix: &str, port: u16) -> Vec<(String, String)> {
+        let url = self.config.database.url.as_ref().expect("up has one");
+        let variables = [
+            ("NATS_URL", self.config.nats.url.expose().to_owned()),
+            ("DATABASE_URL", url.expose().to_owned()),
+            ("PORT", port.to_string()),
+            ("TIDEMARK__NATS__PREFIX", prefix.to_owned()),
+            ("TIDEMARK__USAGE__SUBJECT", format!("usage-{prefix}")),
+            ("TIDEMARK__AUTH__ADMIN_TOKEN", ADMIN_TOKEN.to_owned()),
+            ("TIDEMARK__TELEMETRY__LOG_LEVEL", "error".to_owned()),
+        ];
+        variables.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
+    /// Which versions it all runs on.
+    pub async fn servers(&self) -> String {
+        let nats = self.nats().await.server_info().version;
+        let show = sqlx::query_scalar("show server_version");
+        let postgres: String = show.fetch_one(&self.database().await).await.expect("a version");
+        let postgres = postgres.split(' ').next().unwrap_or_default();
+        format!("nats-server {nats} (`sync_interval: always`) and PostgreSQL {postgres}")
     }
 
     pub async fn database(&self) -> sqlx::PgPool {

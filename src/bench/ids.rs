@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{
     Ground, Measure, Measured, Unit,
     ground::{ADMIN_TOKEN, ECHO},
-    load::{IN_FLIGHT, pairs, rate, requests, rounds},
+    load::{IN_FLIGHT, rate, requests},
     name,
 };
 use crate::{
@@ -32,13 +32,15 @@ async fn make_increment(client: &Client) {
 async fn increment_over_nats(ground: &Ground) -> Measured {
     make_increment(&ground.client().await).await;
     let nats = ground.nats().await;
-    let pairs = pairs(
-        async || requests(&nats, ECHO, IN_FLIGHT).await,
-        async || requests(&nats, "tm.id.increment.bench", IN_FLIGHT).await,
-    )
-    .await;
+    let pairs = ground
+        .effort
+        .pairs(
+            async || requests(&nats, ECHO, IN_FLIGHT).await,
+            async || requests(&nats, "tm.id.increment.bench", IN_FLIGHT).await,
+        )
+        .await;
     let detail = pairs.detail("of an echo");
-    Measured { goal: 0.85, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured::new(Unit::Ratio, 0.85, pairs.ratio.middle, detail)
 }
 
 async fn increment_over_http(ground: &Ground) -> Measured {
@@ -56,9 +58,10 @@ async fn increment_over_http(ground: &Ground) -> Measured {
         })
         .await
     };
-    let pairs = pairs(async || get("/health").await, async || get("/v1/id/increment?key=bench").await).await;
+    let pairs =
+        ground.effort.pairs(async || get("/health").await, async || get("/v1/id/increment?key=bench").await).await;
     let detail = pairs.detail("of an empty route");
-    Measured { goal: 0.80, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured::new(Unit::Ratio, 0.80, pairs.ratio.middle, detail)
 }
 
 async fn formatted(ground: &Ground) -> Measured {
@@ -69,33 +72,37 @@ async fn formatted(ground: &Ground) -> Measured {
     let settings = serde_json::from_value(settings).expect("valid settings");
     client.set_formatted(&name("bench-formatted"), &settings).await.expect("the key is made");
     let nats = ground.nats().await;
-    let pairs = pairs(
-        async || requests(&nats, "tm.id.increment.bench", IN_FLIGHT).await,
-        async || requests(&nats, "tm.id.formatted.bench-formatted", IN_FLIGHT).await,
-    )
-    .await;
+    let pairs = ground
+        .effort
+        .pairs(
+            async || requests(&nats, "tm.id.increment.bench", IN_FLIGHT).await,
+            async || requests(&nats, "tm.id.formatted.bench-formatted", IN_FLIGHT).await,
+        )
+        .await;
     let detail = pairs.detail("of increment");
-    Measured { goal: 0.70, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured::new(Unit::Ratio, 0.70, pairs.ratio.middle, detail)
 }
 
 async fn a_thousand_at_once(ground: &Ground) -> Measured {
     let client = ground.client().await;
     make_increment(&client).await;
-    let spread = rounds(async || {
-        let client = client.clone();
-        let asked = rate(IN_FLIGHT, move || {
+    let spread = ground
+        .effort
+        .rounds(async || {
             let client = client.clone();
-            async move {
-                let request = IncrementRequest { size: Some(1000), ..Default::default() };
-                client.increment(&name("bench"), &request).await.expect("ids");
-            }
+            let asked = rate(IN_FLIGHT, move || {
+                let client = client.clone();
+                async move {
+                    let request = IncrementRequest { size: Some(1000), ..Default::default() };
+                    client.increment(&name("bench"), &request).await.expect("ids");
+                }
+            })
+            .await;
+            asked * 1000.0
         })
         .await;
-        asked * 1000.0
-    })
-    .await;
     let detail = format!("ids a second, MessagePack (middle half {:.0} to {:.0})", spread.low, spread.high);
-    Measured { goal: 1e6, figure: spread.middle, unit: Unit::PerSecond, detail }
+    Measured::new(Unit::PerSecond, 1e6, spread.middle, detail)
 }
 
 /// Three must not be slower in sum than one. Where all share the same cores they can't be faster either, so a tie is what
@@ -105,14 +112,16 @@ async fn three_instances(ground: &Ground) -> Measured {
     make_increment(&one.client).await;
     make_increment(&three.client).await;
     let nats = ground.nats().await;
-    let pairs = pairs(
-        async || requests(&nats, "one.id.increment.bench", IN_FLIGHT).await,
-        async || requests(&nats, "three.id.increment.bench", IN_FLIGHT).await,
-    )
-    .await;
+    let pairs = ground
+        .effort
+        .pairs(
+            async || requests(&nats, "one.id.increment.bench", IN_FLIGHT).await,
+            async || requests(&nats, "three.id.increment.bench", IN_FLIGHT).await,
+        )
+        .await;
     tokio::join!(one.stop(), three.stop());
     let detail = pairs.detail("of one instance");
-    Measured { goal: 0.95, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured::new(Unit::Ratio, 0.95, pairs.ratio.middle, detail)
 }
 
 async fn snowflake_in_the_client(ground: &Ground) -> Measured {
@@ -122,20 +131,22 @@ async fn snowflake_in_the_client(ground: &Ground) -> Measured {
     let layout = serde_json::from_value(layout).expect("a valid layout");
     client.set_snowflake(&name("bench-snowflake"), &layout).await.expect("the key is made");
     let snowflakes = client.snowflakes(&name("bench-snowflake")).await.expect("a worker id");
-    let spread = rounds(async || {
-        tokio::task::block_in_place(|| {
-            let (began, mut count) = (Instant::now(), 0_u64);
-            while began.elapsed() < Duration::from_millis(300) {
-                for _ in 0..1000 {
-                    snowflakes.next_blocking().expect("an id");
+    let spread = ground
+        .effort
+        .rounds(async || {
+            tokio::task::block_in_place(|| {
+                let (began, mut count) = (Instant::now(), 0_u64);
+                while began.elapsed() < Duration::from_millis(300) {
+                    for _ in 0..1000 {
+                        snowflakes.next_blocking().expect("an id");
+                    }
+                    count += 1000;
                 }
-                count += 1000;
-            }
-            count as f64 / began.elapsed().as_secs_f64()
+                count as f64 / began.elapsed().as_secs_f64()
+            })
         })
-    })
-    .await;
+        .await;
     snowflakes.stop().await.expect("the worker id is given back");
     let detail = format!("one thread; {:.1} % of what 12 bits allow", spread.middle / LIMIT * 100.0);
-    Measured { goal: 4e6, figure: spread.middle, unit: Unit::PerSecond, detail }
+    Measured::new(Unit::PerSecond, 4e6, spread.middle, detail)
 }

@@ -9,14 +9,11 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    Ground, Measure, Measured, Unit, name,
+    Ground, Measure, Measured, Plot, Unit, at, name,
     usage::{SOURCE, TYPES, fill, inserted, messages, published, register, verdict_latencies},
 };
 use crate::{
-    api::usage::{
-        BackfillAnswer, BackfillEvents, BackfillId, BackfillMode, BackfillRequest, FeedRequest, MOST_OF_THE_FEED,
-        RecordQuery, TimeRange,
-    },
+    api::usage::{BackfillAnswer, BackfillEvents, BackfillId, BackfillMode, BackfillRequest, RecordQuery, TimeRange},
     client::Client,
 };
 
@@ -60,10 +57,6 @@ async fn page(client: &Client, size: usize, by_type: bool) -> [f64; 2] {
     times
 }
 
-fn at(sorted: &[f64], share: f64) -> f64 {
-    sorted[((sorted.len() - 1) as f64 * share) as usize]
-}
-
 async fn pages(ground: &Ground, size: usize, by_type: bool, goal: f64) -> Measured {
     fill(&ground.database().await, MANY).await;
     let client = ground.client().await;
@@ -77,36 +70,42 @@ async fn pages(ground: &Ground, size: usize, by_type: bool, goal: f64) -> Measur
     times.sort_by(f64::total_cmp);
     let detail =
         format!("p50 {:.1}, worst {:.1} ms, 10 M rows of 30 days, over NATS", at(&times, 0.5), at(&times, 1.0));
-    Measured { goal, figure: at(&times, 0.95), unit: Unit::Milliseconds, detail }
+    let plot = Plot::of_latencies("Pages out of 10 M rows", &[("pages", &times)]);
+    Measured::new(Unit::Milliseconds, goal, at(&times, 0.95), detail).with(plot)
 }
 
-/// Verdicts as of a thousand records a second, alone and while four readers page.
+/// Verdicts as of a thousand records a second, alone and while four readers page, in turns.
 async fn beside_readers(ground: &Ground) -> Measured {
     fill(&ground.database().await, MANY).await;
     let (nats, client) = (ground.nats().await, ground.client().await);
     register(&client).await;
-    let alone = verdict_latencies(&nats).await;
-    let stop = CancellationToken::new();
-    let reader = |_| {
-        let (client, stop) = (client.clone(), stop.clone());
-        async move {
-            let mut pages = 0;
-            while !stop.is_cancelled() {
-                page(&client, 100, true).await;
-                pages += 2;
+    let (mut alone, mut beside, mut pages) = (Vec::new(), Vec::new(), 0);
+    for _ in 0..ground.effort.at_most(3) {
+        alone.extend(verdict_latencies(&nats).await);
+        let stop = CancellationToken::new();
+        let reader = |_| {
+            let (client, stop) = (client.clone(), stop.clone());
+            async move {
+                let mut pages = 0;
+                while !stop.is_cancelled() {
+                    page(&client, 100, true).await;
+                    pages += 2;
+                }
+                pages
             }
-            pages
-        }
-    };
-    let measuring = async {
-        let beside = verdict_latencies(&nats).await;
-        stop.cancel();
-        beside
-    };
-    let (pages, beside): (Vec<usize>, _) = tokio::join!(join_all((0..4).map(reader)), measuring);
-    let detail =
-        format!("alone {:.1} ms; {} pages of 100 were read meanwhile", at(&alone, 0.95), pages.iter().sum::<usize>());
-    Measured { goal: at(&alone, 0.95) * 1.5, figure: at(&beside, 0.95), unit: Unit::Milliseconds, detail }
+        };
+        let measuring = async {
+            beside.extend(verdict_latencies(&nats).await);
+            stop.cancel();
+        };
+        let (read, ()): (Vec<usize>, _) = tokio::join!(join_all((0..4).map(reader)), measuring);
+        pages += read.iter().sum::<usize>();
+    }
+    alone.sort_by(f64::total_cmp);
+    beside.sort_by(f64::total_cmp);
+    let detail = format!("alone {:.1} ms; {pages} pages of 100 were read meanwhile", at(&alone, 0.95));
+    let plot = Plot::of_latencies("From a request to its verdict", &[("alone", &alone), ("beside readers", &beside)]);
+    Measured::new(Unit::Milliseconds, at(&alone, 0.95) * 1.5, at(&beside, 0.95), detail).with(plot)
 }
 
 async fn feed(ground: &Ground) -> Measured {
@@ -117,24 +116,20 @@ async fn feed(ground: &Ground) -> Measured {
         published(&nats, &database, messages(first + round)).await;
     }
     let tenant = name("bench-0");
+    let heads = sqlx::query_scalar("select sum(position)::bigint from usage_feed_heads where tenant_id = $1");
+    let written: i64 = heads.bind(tenant.as_str()).fetch_one(&database).await.expect("a sum");
     let mut rates = Vec::new();
     for _ in 0..5 {
-        let (mut position, mut records) = (None, 0);
+        let (mut feed, mut records) = (client.feed(&tenant, None), 0);
         let began = Instant::now();
-        loop {
-            let request = FeedRequest { position: position.take(), limit: Some(MOST_OF_THE_FEED), wait: None };
-            let page = client.read_feed(&tenant, &request).await.expect("a page");
-            if page.records.is_empty() {
-                break;
-            }
-            records += page.records.len();
-            position = Some(page.next_position);
+        while records < written as usize {
+            records += feed.next().await.expect("a page").records.len();
         }
         rates.push(records as f64 / began.elapsed().as_secs_f64());
     }
     rates.sort_by(f64::total_cmp);
     let detail = format!("{:.0} to {:.0} in five rounds, over NATS", at(&rates, 0.0), at(&rates, 1.0));
-    Measured { goal: 100_000.0, figure: at(&rates, 0.5), unit: Unit::PerSecond, detail }
+    Measured::new(Unit::PerSecond, 100_000.0, at(&rates, 0.5), detail)
 }
 
 const REPLACED: usize = 1_000_000;
@@ -193,5 +188,5 @@ async fn backfill(ground: &Ground) -> Measured {
         received.as_secs_f64(),
         (whole - received).as_secs_f64()
     );
-    Measured { goal: 0.5, figure: rate / bare, unit: Unit::Ratio, detail }
+    Measured::new(Unit::Ratio, 0.5, rate / bare, detail)
 }

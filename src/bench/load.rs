@@ -13,8 +13,6 @@ pub const IN_FLIGHT: usize = 64;
 
 /// Short, so that what else the machine does hits both sides of a pair.
 const ROUND: Duration = Duration::from_millis(300);
-const ROUNDS: usize = 40;
-const WARM_UP: usize = 4;
 
 /// A quarter of the values lies below `low`, half below `middle`, three quarters below `high`.
 #[derive(Debug, Clone, Copy)]
@@ -57,28 +55,51 @@ impl Pairs {
     }
 }
 
-/// Measures both sides in turns. Each answers with a rate.
-pub async fn pairs(mut baseline: impl AsyncFnMut() -> f64, mut measured: impl AsyncFnMut() -> f64) -> Pairs {
-    let mut rates = Vec::new();
-    for round in 0..WARM_UP + ROUNDS {
-        let pair = (baseline().await, measured().await);
-        if round >= WARM_UP {
-            rates.push(pair);
-        }
-    }
-    Pairs::of(&rates)
+/// How much is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    rounds: usize,
 }
 
-/// Measures one side alone.
-pub async fn rounds(mut measured: impl AsyncFnMut() -> f64) -> Spread {
-    let mut rates = Vec::new();
-    for round in 0..WARM_UP + ROUNDS / 4 {
-        let rate = measured().await;
-        if round >= WARM_UP {
-            rates.push(rate);
-        }
+impl Effort {
+    pub const DEFAULT_ROUNDS: usize = 40;
+
+    pub fn of(rounds: usize) -> Self {
+        Self { rounds: rounds.max(1) }
     }
-    Spread::of(rates)
+
+    /// What is always done as often, less where less is asked for.
+    pub fn at_most(self, usual: usize) -> usize {
+        usual.min(self.rounds)
+    }
+
+    fn warm_up(self) -> usize {
+        self.rounds.div_ceil(10)
+    }
+
+    /// Measures both sides in turns. Each answers with a rate.
+    pub async fn pairs(self, mut baseline: impl AsyncFnMut() -> f64, mut measured: impl AsyncFnMut() -> f64) -> Pairs {
+        let mut rates = Vec::new();
+        for round in 0..self.warm_up() + self.rounds {
+            let pair = (baseline().await, measured().await);
+            if round >= self.warm_up() {
+                rates.push(pair);
+            }
+        }
+        Pairs::of(&rates)
+    }
+
+    /// Measures one side alone.
+    pub async fn rounds(self, mut measured: impl AsyncFnMut() -> f64) -> Spread {
+        let mut rates = Vec::new();
+        for round in 0..self.warm_up() + self.rounds.div_ceil(4) {
+            let rate = measured().await;
+            if round >= self.warm_up() {
+                rates.push(rate);
+            }
+        }
+        Spread::of(rates)
+    }
 }
 
 /// Requests a second on a subject by as many callers, each with an empty body.

@@ -8,15 +8,19 @@ mod ids;
 mod ledger;
 mod load;
 mod noid;
+mod plot;
+mod report;
 mod stages;
+mod start;
 mod timers;
 mod usage;
-
-use std::fmt;
 
 use futures::future::LocalBoxFuture;
 
 pub use ground::Ground;
+pub use load::Effort;
+pub use plot::Plot;
+pub use report::{file_name, json, markdown};
 
 use crate::api::Name;
 
@@ -37,6 +41,18 @@ pub struct Measured {
     pub unit: Unit,
     /// What the figure comes from, for people.
     pub detail: String,
+    pub plot: Option<Plot>,
+}
+
+impl Measured {
+    pub fn new(unit: Unit, goal: f64, figure: f64, detail: String) -> Self {
+        Self { goal, figure, unit, detail, plot: None }
+    }
+
+    pub fn with(mut self, plot: Plot) -> Self {
+        self.plot = Some(plot);
+        self
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,48 +70,44 @@ pub enum Unit {
 impl Row {
     pub fn is_ok(&self) -> bool {
         let Measured { goal, figure, unit, .. } = self.measured;
-        match unit {
-            Unit::Ratio | Unit::PerSecond => figure >= goal,
-            Unit::Milliseconds | Unit::Seconds | Unit::Megabytes => figure <= goal,
-        }
+        if unit.more_is_better() { figure >= goal } else { figure <= goal }
     }
 }
 
-impl fmt::Display for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { name, measured: Measured { goal, figure, unit, detail } } = self;
-        let verdict = if self.is_ok() { "met" } else { "MISSED" };
-        match unit {
-            Unit::Ratio | Unit::Milliseconds | Unit::Seconds => {
-                write!(f, "{name:<34} {figure:>12.2} {goal:>12.2}  {verdict:<6}  {detail}")
-            }
-            Unit::PerSecond | Unit::Megabytes => {
-                write!(f, "{name:<34} {figure:>12.0} {goal:>12.0}  {verdict:<6}  {detail}")
-            }
-        }
-    }
+/// Every promise.
+fn all() -> impl Iterator<Item = &'static (&'static str, Measure)> {
+    let rows = [start::ROWS, ids::ROWS, noid::ROWS, stages::ROWS, timers::ROWS, usage::ROWS, ledger::ROWS];
+    rows.into_iter().flatten()
 }
 
-/// Measures every promise whose name contains the filter, showing each as it is known.
-pub async fn run(filter: &str, mut show: impl FnMut(&Row)) -> Vec<Row> {
-    let ground = Ground::prepare().await;
+/// The names of those that contain the text.
+pub fn names(filter: &str) -> Vec<&'static str> {
+    all().map(|(name, _)| *name).filter(|name| name.contains(filter)).collect()
+}
+
+/// What is known when all is measured.
+pub struct Report {
+    pub rows: Vec<Row>,
+    /// The servers that it was measured on.
+    pub servers: String,
+}
+
+/// Measures every promise whose name contains the filter, telling which one is next.
+pub async fn run(filter: &str, effort: Effort, mut next: impl FnMut(&'static str)) -> Report {
+    let ground = Ground::prepare(effort).await;
     let mut rows = Vec::new();
-    for (name, measure) in ids::ROWS
-        .iter()
-        .chain(noid::ROWS)
-        .chain(stages::ROWS)
-        .chain(timers::ROWS)
-        .chain(usage::ROWS)
-        .chain(ledger::ROWS)
-    {
-        if name.contains(filter) {
-            let row = Row { name, measured: measure(&ground).await };
-            show(&row);
-            rows.push(row);
-        }
+    for (name, measure) in all().filter(|(name, _)| name.contains(filter)) {
+        next(name);
+        rows.push(Row { name, measured: measure(&ground).await });
     }
+    let servers = ground.servers().await;
     ground.clear().await;
-    rows
+    Report { rows, servers }
+}
+
+/// The value below which this share of the sorted ones lies.
+fn at(sorted: &[f64], share: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * share) as usize]
 }
 
 /// Resident, in megabytes.

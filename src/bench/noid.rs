@@ -11,7 +11,7 @@ use futures::future::FutureExt;
 use super::{
     Ground, Measure, Measured, Unit,
     ground::ECHO,
-    load::{IN_FLIGHT, pairs, rate, requests, rounds},
+    load::{IN_FLIGHT, rate, requests},
     name,
 };
 use crate::{
@@ -24,9 +24,9 @@ pub const ROWS: &[(&str, Measure)] = &[
     ("noid mint, 64 in flight", |ground| mint(ground, IN_FLIGHT, 0.50).boxed_local()),
     ("noid mint, 256 in flight", |ground| mint(ground, 4 * IN_FLIGHT, 0.60).boxed_local()),
     ("noid mint, 1000 at once", |ground| a_thousand_at_once(ground).boxed_local()),
-    ("noid, number to id", |_| number_to_id().boxed_local()),
-    ("noid, id to number", |_| id_to_number().boxed_local()),
-    ("noid-tool valid", |_| noid_tool_valid().boxed_local()),
+    ("noid, number to id", |ground| number_to_id(ground).boxed_local()),
+    ("noid, id to number", |ground| id_to_number(ground).boxed_local()),
+    ("noid-tool valid", |ground| noid_tool_valid(ground).boxed_local()),
 ];
 
 /// The one that people use.
@@ -42,38 +42,42 @@ async fn make_pool(client: &Client) {
 async fn mint(ground: &Ground, callers: usize, goal: f64) -> Measured {
     make_pool(&ground.client().await).await;
     let nats = ground.nats().await;
-    let pairs = pairs(
-        async || requests(&nats, ECHO, callers).await,
-        async || requests(&nats, "tm.noid.mint.bench", callers).await,
-    )
-    .await;
+    let pairs = ground
+        .effort
+        .pairs(
+            async || requests(&nats, ECHO, callers).await,
+            async || requests(&nats, "tm.noid.mint.bench", callers).await,
+        )
+        .await;
     let detail = pairs.detail("of an echo");
-    Measured { goal, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured::new(Unit::Ratio, goal, pairs.ratio.middle, detail)
 }
 
 async fn a_thousand_at_once(ground: &Ground) -> Measured {
     let client = ground.client().await;
     make_pool(&client).await;
-    let spread = rounds(async || {
-        let client = client.clone();
-        let asked = rate(IN_FLIGHT, move || {
+    let spread = ground
+        .effort
+        .rounds(async || {
             let client = client.clone();
-            async move {
-                client.mint_noids(&name("bench"), &Count { n: Some(1000) }).await.expect("ids");
-            }
+            let asked = rate(IN_FLIGHT, move || {
+                let client = client.clone();
+                async move {
+                    client.mint_noids(&name("bench"), &Count { n: Some(1000) }).await.expect("ids");
+                }
+            })
+            .await;
+            asked * 1000.0
         })
         .await;
-        asked * 1000.0
-    })
-    .await;
     let detail = format!("ids a second, MessagePack (middle half {:.0} to {:.0})", spread.low, spread.high);
-    Measured { goal: 1e6, figure: spread.middle, unit: Unit::PerSecond, detail }
+    Measured::new(Unit::PerSecond, 1e6, spread.middle, detail)
 }
 
-async fn number_to_id() -> Measured {
+async fn number_to_id(ground: &Ground) -> Measured {
     let (template, _) = Template::parse(TEMPLATE).expect("a template");
     let mut id = Vec::new();
-    arithmetic(move |number| {
+    arithmetic(ground, move |number| {
         id.clear();
         assert!(template.write_id(number, &mut id));
         std::hint::black_box(&id);
@@ -81,10 +85,10 @@ async fn number_to_id() -> Measured {
     .await
 }
 
-async fn id_to_number() -> Measured {
+async fn id_to_number(ground: &Ground) -> Measured {
     let (template, _) = Template::parse(TEMPLATE).expect("a template");
     let ids: Vec<String> = (0..1024).map(|number| template.id(number * 6_906_000).expect("an id")).collect();
-    arithmetic(move |number| {
+    arithmetic(ground, move |number| {
         let id = &ids[number as usize % ids.len()];
         assert!(std::hint::black_box(template.number(id.as_bytes())).is_some());
     })
@@ -92,7 +96,7 @@ async fn id_to_number() -> Measured {
 }
 
 /// Lines a second from a pipe through the tool that was built with us.
-async fn noid_tool_valid() -> Measured {
+async fn noid_tool_valid(ground: &Ground) -> Measured {
     const LINES: u64 = 2_000_000;
     let (template, _) = Template::parse(TEMPLATE).expect("a template");
     let mut lines = Vec::new();
@@ -101,38 +105,42 @@ async fn noid_tool_valid() -> Measured {
         lines.push(b'\n');
     }
     let tool = std::env::current_exe().expect("we are a file").with_file_name("noid-tool");
-    let spread = rounds(async || {
-        let began = Instant::now();
-        let mut child = Command::new(&tool)
-            .args(["valid", TEMPLATE])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("noid-tool stands beside tidemark");
-        let mut input = child.stdin.take().expect("a pipe");
-        input.write_all(&lines).expect("it reads");
-        drop(input);
-        assert!(child.wait().expect("it ends").success());
-        LINES as f64 / began.elapsed().as_secs_f64()
-    })
-    .await;
+    let spread = ground
+        .effort
+        .rounds(async || {
+            let began = Instant::now();
+            let mut child = Command::new(&tool)
+                .args(["valid", TEMPLATE])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("noid-tool stands beside tidemark");
+            let mut input = child.stdin.take().expect("a pipe");
+            input.write_all(&lines).expect("it reads");
+            drop(input);
+            assert!(child.wait().expect("it ends").success());
+            LINES as f64 / began.elapsed().as_secs_f64()
+        })
+        .await;
     let detail = format!("lines a second (middle half {:.0} to {:.0})", spread.low, spread.high);
-    Measured { goal: 5e6, figure: spread.middle, unit: Unit::PerSecond, detail }
+    Measured::new(Unit::PerSecond, 5e6, spread.middle, detail)
 }
 
 /// How often a second on one core.
-async fn arithmetic(mut compute: impl FnMut(u64)) -> Measured {
-    let spread = rounds(async || {
-        let (began, mut count) = (Instant::now(), 0_u64);
-        while began.elapsed() < Duration::from_millis(300) {
-            for number in count..count + 10_000 {
-                compute(number);
+async fn arithmetic(ground: &Ground, mut compute: impl FnMut(u64)) -> Measured {
+    let spread = ground
+        .effort
+        .rounds(async || {
+            let (began, mut count) = (Instant::now(), 0_u64);
+            while began.elapsed() < Duration::from_millis(300) {
+                for number in count..count + 10_000 {
+                    compute(number);
+                }
+                count += 10_000;
             }
-            count += 10_000;
-        }
-        count as f64 / began.elapsed().as_secs_f64()
-    })
-    .await;
+            count as f64 / began.elapsed().as_secs_f64()
+        })
+        .await;
     let detail = format!("one thread (middle half {:.0} to {:.0})", spread.low, spread.high);
-    Measured { goal: 1e7, figure: spread.middle, unit: Unit::PerSecond, detail }
+    Measured::new(Unit::PerSecond, 1e7, spread.middle, detail)
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     Ground, Measure, Measured, Unit,
-    load::{IN_FLIGHT, pairs, rate},
+    load::{IN_FLIGHT, rate},
 };
 use crate::jetstream::{Message, publish_once};
 
@@ -28,33 +28,35 @@ async fn allocation(ground: &Ground) -> Measured {
         ..Default::default()
     };
     jetstream::new(nats.clone()).create_stream(config).await.expect("the stream is made");
-    let pairs = pairs(
-        async || {
-            let nats = nats.clone();
-            rate(1, move || {
+    let pairs = ground
+        .effort
+        .pairs(
+            async || {
                 let nats = nats.clone();
-                async move {
-                    let message = Message::with_id("bench.synced", &Uuid::new_v4().to_string(), MESSAGE);
-                    publish_once(&nats, message).await.expect("it is stored");
-                }
-            })
-            .await
-        },
-        async || {
-            let nats = nats.clone();
-            rate(IN_FLIGHT, move || {
+                rate(1, move || {
+                    let nats = nats.clone();
+                    async move {
+                        let message = Message::with_id("bench.synced", &Uuid::new_v4().to_string(), MESSAGE);
+                        publish_once(&nats, message).await.expect("it is stored");
+                    }
+                })
+                .await
+            },
+            async || {
                 let nats = nats.clone();
-                async move {
-                    let Message { subject, headers, payload } =
-                        Message::with_id("tm.stage.allocate", &Uuid::new_v4().to_string(), "");
-                    let reply = nats.request_with_headers(subject, headers, payload).await.expect("an answer");
-                    assert!(reply.headers.is_none(), "neither an error nor a repeat: {reply:?}");
-                }
-            })
-            .await
-        },
-    )
-    .await;
+                rate(IN_FLIGHT, move || {
+                    let nats = nats.clone();
+                    async move {
+                        let Message { subject, headers, payload } =
+                            Message::with_id("tm.stage.allocate", &Uuid::new_v4().to_string(), "");
+                        let reply = nats.request_with_headers(subject, headers, payload).await.expect("an answer");
+                        assert!(reply.headers.is_none(), "neither an error nor a repeat: {reply:?}");
+                    }
+                })
+                .await
+            },
+        )
+        .await;
     let detail = pairs.detail("of synced publishes, one in flight");
-    Measured { goal: 5.0, figure: pairs.ratio.middle, unit: Unit::Ratio, detail }
+    Measured::new(Unit::Ratio, 5.0, pairs.ratio.middle, detail)
 }

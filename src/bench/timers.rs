@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Notify, time::timeout};
 
 use super::{
-    Ground, Measure, Measured, Unit,
-    load::{IN_FLIGHT, rate, rounds},
+    Ground, Measure, Measured, Plot, Unit, at,
+    load::{IN_FLIGHT, rate},
     memory_of_this_process,
 };
 
@@ -69,11 +69,12 @@ async fn lateness(ground: &Ground, share: f64, goal: f64) -> Measured {
         late.push((Utc::now().timestamp_micros() - due) as f64 / 1000.0);
     }
     late.sort_by(f64::total_cmp);
-    let at = |share: f64| late[((late.len() - 1) as f64 * share) as usize];
     let early = late.iter().filter(|late| **late < 0.0).count();
-    let detail = format!("p50 {:.1}, p99 {:.1}, worst {:.1} ms; {early} early", at(0.5), at(0.99), at(1.0));
-    let figure = if early == 0 { at(share) } else { f64::INFINITY };
-    Measured { goal, figure, unit: Unit::Milliseconds, detail }
+    let detail =
+        format!("p50 {:.1}, p99 {:.1}, worst {:.1} ms; {early} early", at(&late, 0.5), at(&late, 0.99), at(&late, 1.0));
+    let figure = if early == 0 { at(&late, share) } else { f64::INFINITY };
+    let plot = Plot::of_latencies("How late timers fire, 1,000 a second", &[("timers", &late)]);
+    Measured::new(Unit::Milliseconds, goal, figure, detail).with(plot)
 }
 
 /// So many timers of one instant, and after how many seconds the last was heard.
@@ -90,7 +91,7 @@ async fn at_once_on_nats(ground: &Ground) -> Measured {
         assert!(Utc::now() >= due, "a timer fired early");
     }
     let detail = "until the last was heard, on a subject that no stream takes".to_owned();
-    Measured { goal: 1.0, figure: seconds_since(due), unit: Unit::Seconds, detail }
+    Measured::new(Unit::Seconds, 1.0, seconds_since(due), detail)
 }
 
 async fn at_once_on_http(ground: &Ground) -> Measured {
@@ -112,7 +113,7 @@ async fn at_once_on_http(ground: &Ground) -> Measured {
     timeout(Duration::from_secs(60), last.notified()).await.expect("all fire");
     let figure = seconds_since(due);
     serving.abort();
-    Measured { goal: 3.0, figure, unit: Unit::Seconds, detail: "until the last had come to a local sink".to_owned() }
+    Measured::new(Unit::Seconds, 3.0, figure, "until the last had come to a local sink".to_owned())
 }
 
 fn seconds_since(due: DateTime<Utc>) -> f64 {
@@ -122,42 +123,46 @@ fn seconds_since(due: DateTime<Utc>) -> f64 {
 /// One timer with each request.
 async fn set_singly(ground: &Ground) -> Measured {
     let nats = ground.nats().await;
-    let spread = rounds(async || {
-        let nats = nats.clone();
-        rate(IN_FLIGHT, move || {
+    let spread = ground
+        .effort
+        .rounds(async || {
             let nats = nats.clone();
-            async move {
-                let timer = r#"{"execute_in": "2h", "callback": {"type": "nats", "topic": "bench.never"}}"#;
-                let reply = nats.request("tm.timer.create.default", timer.into()).await.expect("an answer");
-                assert!(reply.headers.is_none(), "an error: {reply:?}");
-            }
+            rate(IN_FLIGHT, move || {
+                let nats = nats.clone();
+                async move {
+                    let timer = r#"{"execute_in": "2h", "callback": {"type": "nats", "topic": "bench.never"}}"#;
+                    let reply = nats.request("tm.timer.create.default", timer.into()).await.expect("an answer");
+                    assert!(reply.headers.is_none(), "an error: {reply:?}");
+                }
+            })
+            .await
         })
-        .await
-    })
-    .await;
+        .await;
     let detail = format!("kept before the answer (middle half {:.0} to {:.0})", spread.low, spread.high);
-    Measured { goal: 3_000.0, figure: spread.middle, unit: Unit::PerSecond, detail }
+    Measured::new(Unit::PerSecond, 3_000.0, spread.middle, detail)
 }
 
 async fn set_in_bulk(ground: &Ground) -> Measured {
     let nats = ground.nats().await;
     let timer = r#"{"execute_in": "2h", "callback": {"type": "nats", "topic": "bench.never"}}"#;
     let body = format!(r#"{{"timers": [{}]}}"#, vec![timer; BULK].join(","));
-    let spread = rounds(async || {
-        let (nats, body) = (nats.clone(), body.clone());
-        let calls = rate(4, move || {
+    let spread = ground
+        .effort
+        .rounds(async || {
             let (nats, body) = (nats.clone(), body.clone());
-            async move {
-                let reply = nats.request("tm.timer.bulk.default", body.into()).await.expect("an answer");
-                assert!(reply.headers.is_none(), "an error: {reply:?}");
-            }
-        });
-        calls.await * BULK as f64
-    })
-    .await;
+            let calls = rate(4, move || {
+                let (nats, body) = (nats.clone(), body.clone());
+                async move {
+                    let reply = nats.request("tm.timer.bulk.default", body.into()).await.expect("an answer");
+                    assert!(reply.headers.is_none(), "an error: {reply:?}");
+                }
+            });
+            calls.await * BULK as f64
+        })
+        .await;
     let detail =
         format!("{BULK} with each request, four at once (middle half {:.0} to {:.0})", spread.low, spread.high);
-    Measured { goal: 20_000.0, figure: spread.middle, unit: Unit::PerSecond, detail }
+    Measured::new(Unit::PerSecond, 20_000.0, spread.middle, detail)
 }
 
 /// What a million far timers must not change.
@@ -185,5 +190,5 @@ async fn beside_far_timers(ground: &Ground, what: Beside) -> Measured {
 /// Of this process, which serves and measures at once.
 fn memory() -> Measured {
     let detail = "resident, server and benchmark together".to_owned();
-    Measured { goal: 200.0, figure: memory_of_this_process(), unit: Unit::Megabytes, detail }
+    Measured::new(Unit::Megabytes, 200.0, memory_of_this_process(), detail)
 }

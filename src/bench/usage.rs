@@ -9,7 +9,7 @@ use serde_json::json;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use super::{Ground, Measure, Measured, Unit, load::Pairs, memory_of_this_process, name};
+use super::{Ground, Measure, Measured, Plot, Unit, at, load::Pairs, memory_of_this_process, name, plot::Line};
 use crate::{
     api::usage::{MetricKind, NewSource, NewUnit, RegisterSource, RegisterUnit},
     client::Client,
@@ -156,7 +156,8 @@ async fn throughput(ground: &Ground, goal: Goal) -> Measured {
     register(&ground.client().await).await;
     let first = Utc::now().timestamp() as usize;
     let mut rates = Vec::new();
-    for round in 0..WARM_UP + ROUNDS {
+    let rounds = ground.effort.at_most(ROUNDS);
+    for round in 0..WARM_UP + rounds {
         let bare = inserted(&database, messages(first + round)).await;
         let ours = published(&nats, &database, messages(first + round)).await;
         if round >= WARM_UP {
@@ -165,19 +166,25 @@ async fn throughput(ground: &Ground, goal: Goal) -> Measured {
     }
     let pairs = Pairs::of(&rates);
     let detail = pairs.detail("bare inserts");
+    let line = |name, rate: fn(&(f64, f64)) -> f64| Line {
+        name,
+        points: rates.iter().enumerate().map(|(round, rates)| ((round + 1) as f64, rate(rates))).collect(),
+    };
+    let lines = vec![line("published to committed", |rates| rates.1), line("bare inserts", |rates| rates.0)];
+    let plot = Plot { title: "Ingest over time", x: "round", y: "records/s", lines };
     match goal {
-        Goal::Ratio => Measured { goal: 0.5, figure: pairs.ratio.middle, unit: Unit::Ratio, detail },
-        Goal::Rate => Measured { goal: 20_000.0, figure: pairs.measured.middle, unit: Unit::PerSecond, detail },
+        Goal::Ratio => Measured::new(Unit::Ratio, 0.5, pairs.ratio.middle, detail).with(plot),
+        Goal::Rate => Measured::new(Unit::PerSecond, 20_000.0, pairs.measured.middle, detail).with(plot),
     }
 }
 
 async fn verdicts(ground: &Ground) -> Measured {
     register(&ground.client().await).await;
     let late = verdict_latencies(&ground.nats().await).await;
-    let at = |share: f64| late[((late.len() - 1) as f64 * share) as usize];
-    let detail =
-        format!("p50 {:.1}, p95 {:.1}, worst {:.1} ms, ten records with each request", at(0.5), at(0.95), at(1.0));
-    Measured { goal: 50.0, figure: at(0.95), unit: Unit::Milliseconds, detail }
+    let (p50, p95, worst) = (at(&late, 0.5), at(&late, 0.95), at(&late, 1.0));
+    let detail = format!("p50 {p50:.1}, p95 {p95:.1}, worst {worst:.1} ms, ten records with each request");
+    let plot = Plot::of_latencies("From a request to its verdict, 1,000 records/s", &[("requests", &late)]);
+    Measured::new(Unit::Milliseconds, 50.0, p95, detail).with(plot)
 }
 
 /// A hundred requests a second, ten records each, for ten seconds: how long each took, in order.
@@ -252,5 +259,5 @@ async fn memory(ground: &Ground) -> Measured {
     }
     let (first, last) = (after_one.expect("a minute has passed"), memory_of_this_process());
     let detail = format!("{first:.0} MB after a minute, {last:.0} MB after {:.1} M records", records as f64 / 1e6);
-    Measured { goal: 20.0, figure: (last - first).max(0.0), unit: Unit::Megabytes, detail }
+    Measured::new(Unit::Megabytes, 20.0, (last - first).max(0.0), detail)
 }

@@ -9,6 +9,10 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::de::DeserializeOwned;
+
+use super::Failure;
+use crate::api::named;
 
 /// Work that takes less time needs no bar.
 const LONG: Duration = Duration::from_secs(1);
@@ -118,4 +122,14 @@ fn bar(total: Option<u64>) -> ProgressBar {
         None => (ProgressBar::no_length(), "{spinner} {bytes}, {msg}, {elapsed}"),
     };
     bar.with_style(ProgressStyle::with_template(style).expect("a valid template"))
+}
+
+/// One value of JSON out of a file, or out of stdin.
+pub fn json_of<T: DeserializeOwned>(file: Option<&Path>) -> Result<T, Failure> {
+    let (name, text) = match file {
+        Some(path) => (path.display().to_string(), std::fs::read_to_string(path)),
+        None => ("stdin".to_owned(), io::read_to_string(io::stdin())),
+    };
+    let text = text.map_err(|error| Failure(format!("{name}: {error}")))?;
+    named(&mut serde_json::Deserializer::from_str(&text)).map_err(|error| Failure(format!("{name}: {error}")))
 }

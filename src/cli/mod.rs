@@ -3,7 +3,10 @@
 mod backfill;
 mod bench;
 mod call;
+mod context;
+mod docs;
 mod doctor;
+mod id;
 mod instances;
 mod lines;
 mod noid;
@@ -11,6 +14,7 @@ mod noid_tool;
 mod records;
 mod remote;
 mod report;
+mod screen;
 mod serve;
 mod stage;
 mod streams;
@@ -20,8 +24,9 @@ mod usage;
 
 use std::{fmt, io::Write, path::PathBuf, process::ExitCode};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
+pub use context::variables as context_variables;
 pub use noid_tool::NoidTool;
 
 use crate::{config::Config, database, error::chain, http, telemetry};
@@ -41,6 +46,10 @@ struct Common {
     /// The configuration; ./tidemark.toml if it exists, else the defaults. The environment wins over it.
     #[arg(long, global = true, env = "TIDEMARK_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Another deployment: a file of variables as `up` writes it, by its path or by its name in ~/.config/tidemark
+    /// (NAME.env).
+    #[arg(long, global = true, env = "TIDEMARK_CONTEXT", value_name = "NAME")]
+    context: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -60,8 +69,13 @@ enum Command {
     Instances(instances::Options),
     /// Print the OpenAPI document.
     Openapi,
+    /// Bring the tables of operations in the documentation up to date.
+    #[command(hide = true)]
+    Docs(docs::Options),
     /// Measure the speed that we promise, on servers started for it. Fails if a goal is missed.
     Bench(bench::Options),
+    /// Take ids, and look after the keys that they come from.
+    Id(remote::Verbs<id::Verb>),
     /// Make and tend noid pools, and mint from them.
     Noid(remote::Verbs<noid::Verb>),
     /// Allocate stages, and look after the props and acts inside them.
@@ -72,6 +86,8 @@ enum Command {
     Usage(usage::UsageOptions),
     /// Send one request over NATS and print the reply.
     Call(call::Options),
+    /// Print what a shell needs to complete our commands.
+    Completions { shell: clap_complete::Shell },
 }
 
 /// One sentence for whoever started us.
@@ -137,12 +153,18 @@ impl Cli {
                 print(serde_json::to_string_pretty(&http::openapi_document())?)?;
                 Ok(ExitCode::SUCCESS)
             }
+            Command::Docs(options) => docs::run(&options),
             Command::Bench(options) => bench::run(options).await,
+            Command::Id(options) => options.run(&config, id::converse).await,
             Command::Noid(options) => options.run(&config, noid::converse).await,
             Command::Stage(options) => options.run(&config, stage::converse).await,
             Command::Usage(options) => usage::run(&config, options).await,
             Command::Timer(options) => options.run(&config).await,
             Command::Call(options) => call::run(&config, options).await,
+            Command::Completions { shell } => {
+                clap_complete::generate(shell, &mut Self::command(), "tidemark", &mut std::io::stdout());
+                Ok(ExitCode::SUCCESS)
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use clap::Subcommand;
 
 use super::{
     Failure,
-    lines::{Beside, Lines},
+    lines::{Beside, Lines, json_of},
     print, print_json, print_row, print_to_reader,
 };
 use crate::{
@@ -208,11 +208,7 @@ async fn export(client: &Client, pool: &Name) -> Result<PoolState, Failure> {
 
 /// The pool opens only when everything is excluded that must be.
 async fn restore(client: &Client, pool: &Name, file: Option<&Path>) -> Result<Pool, Failure> {
-    let text = match file {
-        Some(path) => std::fs::read(path).map_err(|error| unreadable(path, &error))?,
-        None => std::io::read_to_string(std::io::stdin())?.into_bytes(),
-    };
-    let mut state: PoolState = serde_json::from_slice(&text)?;
+    let mut state: PoolState = json_of(file)?;
     let excluded = std::mem::take(&mut state.excluded);
     let opens = !std::mem::replace(&mut state.closed, true);
     let mut made = client.import_pool(pool, &state).await?;

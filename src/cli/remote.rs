@@ -2,12 +2,15 @@
 
 use std::process::ExitCode;
 
-use async_nats::{ConnectOptions, Event};
+use async_nats::ConnectOptions;
 use clap::{Args, Subcommand};
-use tokio::sync::mpsc;
 
 use super::{Failure, Outcome};
-use crate::{client::Client, config::Config, jetstream};
+use crate::{
+    client::{Client, Heard, Refusals},
+    config::Config,
+    jetstream,
+};
 
 #[derive(Debug, Args)]
 pub struct Connection {
@@ -44,30 +47,27 @@ impl<V: Subcommand> Verbs<V> {
 
 pub struct Remote {
     pub client: Client,
-    refused: mpsc::UnboundedReceiver<String>,
+    refused: Heard,
 }
 
 impl Remote {
     pub async fn connect(config: &Config, connection: &Connection) -> Result<Self, Failure> {
-        let (refusals, refused) = mpsc::unbounded_channel();
-        let connect = ConnectOptions::new().event_callback(move |event| {
-            if let Event::ServerError(error) = event {
-                let _ = refusals.send(error.to_string());
-            }
-            std::future::ready(())
-        });
-        let nats = jetstream::connect_with(connect, &config.nats, "tidemark command", &connection.inbox_prefix).await?;
-        Ok(Self { client: Client::new(nats, config.nats.prefix.clone()), refused })
+        let refusals = Refusals::default();
+        let options = refusals.told_by(ConnectOptions::new());
+        let nats = jetstream::connect_with(options, &config.nats, "tidemark command", &connection.inbox_prefix).await?;
+        let client = Client::new(nats, config.nats.prefix.clone());
+        Ok(Self { refused: refusals.heard(), client: client.hearing(refusals) })
     }
 
-    /// Waits for an answer. The server says no to a subject on the side, where the request itself would only time out.
+    /// Waits for an answer, or for the server to say no: also to listening, which nothing else would tell.
     pub async fn answer<T, E: Into<Failure>>(
         &mut self,
         asked: impl Future<Output = Result<T, E>>,
     ) -> Result<T, Failure> {
         tokio::select! {
+            biased;
+            refusal = self.refused.next() => Err(Failure(refusal.to_string())),
             answer = asked => answer.map_err(Into::into),
-            Some(refusal) = self.refused.recv() => Err(Failure(format!("NATS refused: {refusal}"))),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! `tidemark stage`: stages of a running deployment, their props and acts.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use clap::Subcommand;
 use uuid::Uuid;
 
-use super::{Failure, print, print_row, show};
+use super::{Failure, print, print_row, screen, show};
 use crate::{
     api::{
         Context, Name, NoParameters,
@@ -95,7 +95,7 @@ pub async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Fai
             show(json, &stage, || {
                 print_row("stage", &stage.stage_id)?;
                 print_row("request id", &stage.request_id)?;
-                print_row("allocated", &stage.allocated_at)?;
+                print_row("allocated", &screen::moment(stage.allocated_at))?;
                 print_row("props", &stage.props)?;
                 print_row("acts", &stage.acts)
             })
@@ -108,7 +108,7 @@ pub async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Fai
         }
         Verb::Props { stage } => {
             let props = all_props(client, &name(stage)?).await?;
-            show(json, &props, || props.iter().try_for_each(|prop| print(line(prop))))
+            show(json, &props, || screen::Table::of(&["prop", "path"], &props, prop_cells))
         }
         Verb::Prop { stage, id_or_path } => {
             let one = match id_or_path.parse() {
@@ -120,9 +120,9 @@ pub async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Fai
         Verb::Acts { stage } => {
             let acts = client.list_acts(&name(stage)?, nothing).await?.acts;
             show(json, &acts, || {
-                acts.iter().try_for_each(|act| {
-                    let name = act.name.as_deref().unwrap_or_default();
-                    print(format_args!("{}\trevision {}\t{name}", act.key, act.revision))
+                screen::Table::of(&["act", "revision", "name"], &acts, |act| {
+                    let name = act.name.clone().unwrap_or_default();
+                    vec![act.key.to_string(), format!("revision {}", act.revision), name]
                 })
             })
         }
@@ -138,9 +138,10 @@ pub async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Fai
         Verb::Resolve { stage, act } => {
             let resolved = client.resolve_act(&name(stage)?, &ActId { id: act }).await?;
             show(json, &resolved, || {
-                resolved.props.iter().try_for_each(|prop| {
-                    let gone = if prop.registered { "" } else { "\tnot registered any more" };
-                    print(format_args!("{}\t{}\t{}{gone}", prop.key, prop.state, prop.path))
+                screen::Table::of(&["prop", "state", "path"], &resolved.props, |prop| {
+                    let mut cells = vec![prop.key.to_string(), prop.state.to_string(), prop.path.clone()];
+                    cells.extend((!prop.registered).then(|| "not registered any more".to_owned()));
+                    cells
                 })
             })
         }
@@ -172,11 +173,11 @@ fn keyed(stage: i32, states: &[PropState]) -> TargetPropStates {
 }
 
 fn show_prop(json: bool, prop: &Prop) -> Result<(), Failure> {
-    show(json, prop, || print(line(prop)))
+    show(json, prop, || screen::Table::of(&["prop", "path"], [prop], prop_cells))
 }
 
-fn line(prop: &Prop) -> impl fmt::Display {
-    format!("{}\t{}", prop.key, prop.path)
+fn prop_cells(prop: &Prop) -> Vec<String> {
+    vec![prop.key.to_string(), prop.path.clone()]
 }
 
 fn show_act(json: bool, act: &Act) -> Result<(), Failure> {

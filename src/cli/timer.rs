@@ -1,12 +1,10 @@
 //! `tidemark timer`: timers of a running deployment.
 
-use std::fmt;
-
 use clap::{Args, Subcommand};
 use futures::StreamExt;
 use serde_json::Value;
 
-use super::{Failure, Outcome, print, print_row, print_to_reader, remote::Verbs, show};
+use super::{Failure, Outcome, print, print_row, print_to_reader, remote::Verbs, screen, show};
 use crate::{
     api::{
         Name, NoParameters,
@@ -198,7 +196,7 @@ async fn converse(client: &Client, tenant: &Name, verb: Verb, json: bool) -> Res
         Verb::List { status, limit } => {
             let filter = TimerFilter { status, limit: Some(limit), ..TimerFilter::default() };
             let page = client.list_timers(tenant, &filter).await?;
-            show(json, &page, || page.timers.iter().try_for_each(|timer| print(line(timer))))
+            show(json, &page, || screen::Table::of(&TIMER, &page.timers, cells))
         }
         Verb::Move { id, when: When { within, at, zone } } => {
             let change = ChangedTimer { id, execute_at: at, execute_in: within, timezone: zone, ..Default::default() };
@@ -225,10 +223,10 @@ async fn converse(client: &Client, tenant: &Name, verb: Verb, json: bool) -> Res
         Verb::Attempts { id } => {
             let history = client.list_attempts(tenant, &one(id)).await?;
             show(json, &history, || {
-                history.attempts.iter().try_for_each(|one| {
-                    let error = one.error.as_deref().unwrap_or_default();
-                    let (run, attempt, status) = (one.run, one.attempt, one.status);
-                    print(format_args!("{}\trun {run}\tattempt {attempt}\t{status}\t{error}", one.started_at))
+                screen::Table::of(&["started", "run", "attempt", "status", "error"], &history.attempts, |one| {
+                    let error = one.error.clone().unwrap_or_default();
+                    let (run, attempt) = (format!("run {}", one.run), format!("attempt {}", one.attempt));
+                    vec![screen::moment(one.started_at), run, attempt, screen::state(one.status.as_str()), error]
                 })
             })
         }
@@ -263,24 +261,27 @@ async fn watch(client: &Client, tenant: &Name, count: usize, json: bool) -> Resu
     Ok(())
 }
 
+const TIMER: [&str; 5] = ["timer", "status", "due", "callback", "late"];
+
 fn show_line(json: bool, timer: &TimerSummary) -> Result<(), Failure> {
-    show(json, timer, || print(line(timer)))
+    show(json, timer, || screen::Table::of(&TIMER, [timer], cells))
 }
 
-fn line(timer: &TimerSummary) -> impl fmt::Display {
+fn cells(timer: &TimerSummary) -> Vec<String> {
     let late = timer.late_by_ms.map(|late| format!("{late} ms late")).unwrap_or_default();
-    format!("{}\t{}\t{}\t{}\t{late}", timer.id, timer.status, timer.execute_at, timer.callback_type.as_str())
+    let (status, due) = (screen::state(timer.status.as_str()), screen::moment(timer.execute_at));
+    vec![timer.id.to_string(), status, due, timer.callback_type.as_str().to_owned(), late]
 }
 
 fn print_timer(timer: &Timer) -> Result<(), Failure> {
     print_row("timer", &timer.id)?;
-    print_row("status", &timer.status)?;
-    print_row("execute at", &timer.execute_at)?;
+    print_row("status", &screen::state(timer.status.as_str()))?;
+    print_row("execute at", &screen::moment(timer.execute_at))?;
     print_row("callback", &serde_json::to_string(&timer.callback_config)?)?;
     let rows: [(&str, Option<String>); 6] = [
-        ("next run", timer.next_run_at.map(|at| at.to_string())),
-        ("next try", timer.next_attempt_at.map(|at| at.to_string())),
-        ("executed at", timer.executed_at.map(|at| at.to_string())),
+        ("next run", timer.next_run_at.map(screen::moment)),
+        ("next try", timer.next_attempt_at.map(screen::moment)),
+        ("executed at", timer.executed_at.map(screen::moment)),
         ("late by", timer.late_by_ms.map(|late| format!("{late} ms"))),
         ("error", timer.last_error.clone()),
         ("metadata", timer.metadata.as_ref().map(Value::to_string)),

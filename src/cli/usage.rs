@@ -9,16 +9,18 @@ use uuid::Uuid;
 use super::{
     Failure, Outcome,
     backfill::{self, BackfillOptions},
-    print, print_row, print_to_reader,
+    print_row, print_to_reader,
     records::{Format, Records},
     remote::Verbs,
     report::{self, ReportOptions},
-    show,
+    screen, show,
 };
 use crate::{
     api::{
         Name, NoParameters,
-        usage::{BackfillId, BackfillReversion, MetadataRequest, QuarantineFilter, Quarantined, Replay, UsageRecord},
+        usage::{
+            BackfillId, BackfillReversion, MetadataRequest, Minute, QuarantineFilter, Quarantined, Replay, UsageRecord,
+        },
     },
     client::{Client, Delivered},
     config::Config,
@@ -128,16 +130,16 @@ async fn converse(client: &Client, tenant: &Name, subject: &Name, verb: Verb, js
         Verb::Units => {
             let units = client.list_units(tenant, &NoParameters {}).await?;
             show(json, &units, || {
-                units.units.iter().try_for_each(|unit| {
-                    let kind = unit.metric_kind.as_str();
-                    print(format_args!("{}\t{kind}\t{}\t{}", unit.name, unit.base_unit, unit.allowed_sources.join(",")))
+                screen::Table::of(&["unit", "kind", "base unit", "sources"], &units.units, |unit| {
+                    let kind = unit.metric_kind.as_str().to_owned();
+                    vec![unit.name.clone(), kind, unit.base_unit.clone(), unit.allowed_sources.join(",")]
                 })
             })
         }
         Verb::Quarantine { code, limit } => {
             let filter = QuarantineFilter { code, limit: Some(limit), ..QuarantineFilter::default() };
             let found = client.list_quarantine(tenant, &filter).await?;
-            show(json, &found, || found.records.iter().try_for_each(|entry| print(refused_line(entry))))
+            show(json, &found, || screen::Table::of(&["id", "source", "code", "key", "why"], &found.records, refused))
         }
         Verb::Replay { ids } => {
             let replayed = client.replay_quarantine(tenant, &Replay { ids }).await?;
@@ -168,30 +170,32 @@ async fn converse(client: &Client, tenant: &Name, subject: &Name, verb: Verb, js
         Verb::Status => {
             let metadata = client.usage_metadata(tenant, &MetadataRequest::default()).await?;
             show(json, &metadata, || {
-                let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_string()).unwrap_or_default();
+                let time = |time: Option<DateTime<Utc>>| time.map(screen::moment).unwrap_or_default();
                 print_row("records", &metadata.total_records)?;
                 print_row("earliest", &time(metadata.earliest_event))?;
                 print_row("latest", &time(metadata.latest_event))?;
                 print_row("backlog", &format_args!("{} messages", metadata.storage_health.backlog_messages))?;
-                metadata.reconciliation.iter().try_for_each(|minute| {
-                    print(format_args!(
-                        "{}\t{}\t{} emitted = {} accepted + {} duplicates + {} rejected",
-                        minute.minute,
-                        minute.source_id,
-                        minute.emitted,
-                        minute.accepted,
-                        minute.duplicates,
-                        minute.rejected
-                    ))
+                screen::Table::of(&["minute", "source", "what came of it"], &metadata.reconciliation, |minute| {
+                    let Minute { emitted, accepted, duplicates, rejected, .. } = minute;
+                    let sum = format!(
+                        "{emitted} emitted = {accepted} accepted + {duplicates} duplicates + {rejected} rejected"
+                    );
+                    vec![screen::moment(minute.minute), minute.source_id.clone(), sum]
                 })
             })
         }
     }
 }
 
-fn refused_line(entry: &Quarantined) -> String {
-    let key = entry.idempotency_key.as_deref().unwrap_or_default();
-    format!("{}\t{}\t{}\t{key}\t{}", entry.id, entry.source_id, entry.reason.code, entry.reason.message)
+fn refused(entry: &Quarantined) -> Vec<String> {
+    let key = entry.idempotency_key.clone().unwrap_or_default();
+    vec![
+        entry.id.to_string(),
+        entry.source_id.clone(),
+        entry.reason.code.to_string(),
+        key,
+        entry.reason.message.to_string(),
+    ]
 }
 
 /// What was sent, all together.

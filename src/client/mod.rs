@@ -14,11 +14,14 @@
 //! Every operation has a method of its own name, which comes from its declaration in [`crate::api`].
 
 mod emitter;
+mod feed;
+mod refusals;
 mod snowflake;
 
 use std::time::Duration;
 
 use async_nats::{ConnectOptions, HeaderMap, client::RequestErrorKind};
+use serde::de::DeserializeOwned;
 
 use crate::{
     api::{Context, Encoding, IdempotencyKey, Name, Operation, ReplyHeaders, Request},
@@ -28,6 +31,8 @@ use crate::{
 };
 
 pub use emitter::{Delivered, Emitter, EmitterCounts, EmitterOptions, OnRejected};
+pub use feed::Feed;
+pub use refusals::{Heard, Refusals};
 pub use snowflake::Snowflakes;
 
 pub const SERVICE_ERROR: &str = "Nats-Service-Error";
@@ -36,29 +41,37 @@ pub const CONTENT_TYPE: &str = "Content-Type";
 /// On a reply: this answer was given before.
 pub const REPEATED: &str = "Tidemark-Repeated";
 
-/// Longer than an operation tries on the other side: a caller who waits for two reservations in a row, each up to
-/// `watermark.deadline`, should learn how they ended.
-const TIMEOUT: Duration = Duration::from_secs(20);
+/// Longer than an operation takes on the other side: a caller who waits for two reservations in a row, each up to
+/// `watermark.deadline`, should learn how they ended, and one who waits for the feed what came.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     nats: async_nats::Client,
     prefix: Name,
+    refusals: Option<Refusals>,
 }
 
 impl Client {
     /// Connects with the default prefix `tm`; user and password may stand in the URL. For anything else, such as the inbox
     /// prefix that a tenant's user needs (`_INBOX_<tenant>`), connect yourself and use [`Client::new`].
     pub async fn connect(url: &str) -> Result<Self> {
-        let nats = jetstream::connect_to(ConnectOptions::new(), url)
+        let refusals = Refusals::default();
+        let nats = jetstream::connect_to(refusals.told_by(ConnectOptions::new()), url)
             .await
             .map_err(|error| Error::unavailable("NATS is not reachable").source(error))?;
-        Ok(Self::new(nats, "tm".parse()?))
+        Ok(Self::new(nats, "tm".parse()?).hearing(refusals))
     }
 
     pub fn new(nats: async_nats::Client, prefix: Name) -> Self {
-        Self { nats, prefix }
+        Self { nats, prefix, refusals: None }
+    }
+
+    /// What NATS refuses to its connection is an error at once; without it, such a request times out.
+    pub fn hearing(mut self, refusals: Refusals) -> Self {
+        self.refusals = Some(refusals);
+        self
     }
 
     /// Calls an operation.
@@ -73,6 +86,20 @@ impl Client {
         request: &O::Request,
         context: &Context,
     ) -> Result<O::Response> {
+        let reply = self.send::<O>(target, request, context).await?;
+        for name in ReplyHeaders::ALL {
+            if let Some(value) = header(&reply.message, name) {
+                context.reply.set(name, value);
+            }
+        }
+        let mut answer = reply.read()?;
+        if header(&reply.message, REPEATED).is_some() {
+            O::repeat(&mut answer);
+        }
+        Ok(answer)
+    }
+
+    async fn send<O: Operation>(&self, target: &O::Target, request: &O::Request, context: &Context) -> Result<Reply> {
         let mut headers = HeaderMap::new();
         let (encoding, body) = request.write()?;
         headers.insert(CONTENT_TYPE, encoding.content_type());
@@ -92,17 +119,7 @@ impl Client {
             headers.insert(Context::NAME_HEADER, &**name);
         }
         let subject = O::INFO.subject(&self.prefix, target);
-        let reply = self.ask(subject, headers, body).await?;
-        for name in ReplyHeaders::ALL {
-            if let Some(value) = header(&reply, name) {
-                context.reply.set(name, value);
-            }
-        }
-        let mut answer = outcome(&reply).and_then(|()| encoding.decode(&reply.payload))?;
-        if header(&reply, REPEATED).is_some() {
-            O::repeat(&mut answer);
-        }
-        Ok(answer)
+        Ok(Reply { encoding, message: self.ask(subject, headers, body).await? })
     }
 
     /// The events of a pattern, such as `timer.acme.>`, from now on.
@@ -127,7 +144,17 @@ impl Client {
     }
 
     async fn ask(&self, subject: String, headers: HeaderMap, body: bytes::Bytes) -> Result<async_nats::Message> {
-        let reply = jetstream::request_within(TIMEOUT, &self.nats, subject.clone(), headers, body).await;
+        let mut refused = self.refusals.as_ref().map(Refusals::heard);
+        let refusal = async {
+            match &mut refused {
+                Some(refused) => refused.about(&subject).await,
+                None => std::future::pending().await,
+            }
+        };
+        let reply = tokio::select! {
+            reply = jetstream::request_within(TIMEOUT, &self.nats, subject.clone(), headers, body) => reply,
+            refusal = refusal => return Err(refusal),
+        };
         reply.map_err(|error| match error.kind() {
             RequestErrorKind::TimedOut => Error::unavailable(format!("no answer on {subject} in time")),
             RequestErrorKind::NoResponders => Error::unavailable(format!("nobody answers on {subject}")),
@@ -137,6 +164,18 @@ impl Client {
             }
             _ => Error::unavailable("the request was not sent").source(error),
         })
+    }
+}
+
+/// What came back, not read yet.
+struct Reply {
+    encoding: Encoding,
+    message: async_nats::Message,
+}
+
+impl Reply {
+    fn read<A: DeserializeOwned>(&self) -> Result<A> {
+        outcome(&self.message).and_then(|()| self.encoding.decode(&self.message.payload))
     }
 }
 

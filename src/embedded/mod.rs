@@ -9,6 +9,7 @@ mod unprivileged;
 mod up;
 
 pub use child::Child;
+pub use find::nats_server as find_nats_server;
 pub use nats::NatsServer;
 pub use permissions::{Callers, User};
 pub use postgres::{Durability, Postgres};

@@ -130,7 +130,7 @@ impl Callers {
                     Scope::Timers | Scope::Secrets | Scope::Key | Scope::Usage | Scope::Tenant => {
                         self.subjects.push(pattern.replacen('*', self.tenant.as_str(), 1));
                     }
-                    Scope::Operator => {}
+                    Scope::Elevated | Scope::Operator => {}
                 }
             }
         }

@@ -40,7 +40,7 @@ pub fn document() -> Value {
             let fields = json!(O::Request::schema());
             for route in O::INFO.routes {
                 let entry = describe(&O::INFO, route, &request, &fields, &response);
-                self.paths.entry(route.path).or_default().insert(verb(route.method).to_owned(), entry);
+                self.paths.entry(route.path).or_default().insert(verb(route.method), entry);
             }
         }
     }
@@ -159,6 +159,7 @@ fn description(info: &Info) -> String {
         Scope::Usage => {
             "For an API key with the role `usage`, on its own tenant; the admin token is the default tenant's."
         }
+        Scope::Elevated => "For an API key with the role `elevated`, on its own tenant.",
         Scope::Tenant => "For the operator, or a key of that tenant with the role `admin`.",
     };
     format!("{}\n\n{scope}", info.about.trim())
@@ -208,12 +209,6 @@ fn object(properties: Value) -> Value {
     json!({ "type": "object", "properties": properties })
 }
 
-fn verb(method: Method) -> &'static str {
-    match method {
-        Method::Get => "get",
-        Method::Post => "post",
-        Method::Put => "put",
-        Method::Patch => "patch",
-        Method::Delete => "delete",
-    }
+fn verb(method: Method) -> String {
+    method.as_str().to_ascii_lowercase()
 }

@@ -47,6 +47,13 @@ pub struct Write {
     pub ttl: Option<Duration>,
 }
 
+impl Write {
+    /// One without a condition, for ever.
+    pub fn to(key: String, value: Bytes) -> Self {
+        Self { key, value, expected: None, ttl: None }
+    }
+}
+
 impl Bucket {
     pub fn new(jetstream: jetstream::Context, name: String) -> Self {
         Self { client: jetstream.client(), jetstream, name }

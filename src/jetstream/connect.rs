@@ -1,9 +1,10 @@
 //! The connection to NATS.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_nats::{Client, ConnectOptions, Event, ServerAddr};
 use semver::Version;
+use tokio::sync::Notify;
 
 use crate::config;
 
@@ -24,10 +25,21 @@ pub enum ConnectError {
 
 /// Connects as the service itself. From then on the client reconnects by itself, for ever, and says so in the log.
 pub async fn connect(nats: &config::Nats) -> Result<Client, ConnectError> {
+    connect_telling(nats, Arc::default()).await
+}
+
+/// The same, and tells whenever the connection is made.
+pub async fn connect_telling(nats: &config::Nats, connected: Arc<Notify>) -> Result<Client, ConnectError> {
     let options = ConnectOptions::new()
         .ping_interval(Duration::from_secs(5))
         .reconnect_delay_callback(|attempts| Duration::from_millis((50 << attempts.min(5)).min(1000)))
-        .event_callback(|event| async move { report(&event) });
+        .event_callback(move |event| {
+            report(&event);
+            if event == Event::Connected {
+                connected.notify_one();
+            }
+            std::future::ready(())
+        });
     connect_with(options, nats, "tidemark", nats.inbox_prefix.as_str()).await
 }
 

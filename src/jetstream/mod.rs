@@ -4,6 +4,7 @@ mod batch;
 mod bucket;
 mod connect;
 mod identity;
+mod memory;
 mod publish;
 mod request;
 pub mod stored;
@@ -12,9 +13,11 @@ mod streams;
 pub use batch::{Batch, MOST_MESSAGES, publish_batch};
 pub use bucket::{Bucket, Entry, Write};
 pub use connect::{
-    ConnectError, MINIMUM_SERVER, connect, connect_to, connect_with, jetstream_context, require_version,
+    ConnectError, MINIMUM_SERVER, connect, connect_telling, connect_to, connect_with, jetstream_context,
+    require_version,
 };
 pub use identity::apply_guarded;
+pub use memory::keep_in_memory;
 pub use publish::{Ack, CasError, Message, PublishError, publish, publish_once};
 pub use request::{request_within, round_trip};
 pub use streams::{ApplyError, Change, Declaration, Drift, apply, declarations, diff};

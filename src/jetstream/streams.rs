@@ -46,6 +46,11 @@ impl Declaration {
         self.config.get("name").and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// Whether it is gone when its server is restarted.
+    pub fn is_in_memory(&self) -> bool {
+        self.config.get("storage").and_then(Value::as_str) == Some("memory")
+    }
+
     /// What it stores.
     pub fn subjects(&self) -> Vec<String> {
         let subjects = self.config.get("subjects").and_then(Value::as_array);

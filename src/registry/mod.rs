@@ -181,7 +181,7 @@ impl Registry {
     /// What is removed is written over with nothing: its revision goes on, so nobody can bring back an old state.
     async fn write<R: Record>(&self, id: &Name, record: Option<&R>, revision: u64) -> Result<()> {
         let value = Bytes::from(serde_json::to_vec(&record).map_err(Error::internal)?);
-        let write = Write { key: R::bucket_key(id), value, expected: Some(revision), ttl: None };
+        let write = Write { expected: Some(revision), ..Write::to(R::bucket_key(id), value) };
         let revision = self.bucket.write(&[write]).await.map_err(|error| match error {
             CasError::Conflict => changed_meanwhile(id),
             CasError::NotStored(source) | CasError::Unknown(source) => {

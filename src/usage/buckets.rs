@@ -267,7 +267,7 @@ impl Buckets {
             let take = need.both(ahead, f64::max);
             shared.left = at_hand.both(take, |left, take| left - take);
             let value = serde_json::to_vec(&shared).map_err(Error::internal)?;
-            let write = Write { key: key.in_bucket(), value: value.into(), expected: Some(revision), ttl: None };
+            let write = Write { expected: Some(revision), ..Write::to(key.in_bucket(), value.into()) };
             match self.bucket.write(&[write]).await {
                 Ok(revision) => {
                     *local = Local { drawn: take, drawn_at: now, shared: Some((shared, revision)), ..*local };

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     api::{
-        Call, Handle, Name,
+        Call, Handle, Name, ReplyHeaders,
         usage::{FeedPage, FeedRequest, MOST_OF_THE_FEED, PAGE, ReadFeed},
     },
     error::{Code, Error, Result},
@@ -73,17 +73,18 @@ impl Handle<ReadFeed> for Usage {
         if !(0.0..=MOST_WAIT).contains(&wait) {
             return Err(invalid_field("wait", format_args!("must lie between 0 and {MOST_WAIT} seconds")));
         }
-        let page = self.feed(tenant, from, limit).await?;
-        if !page.records.is_empty() || wait == 0.0 {
-            return Ok(page);
+        let mut page = self.feed(tenant, from, limit).await?;
+        if page.records.is_empty() && wait > 0.0 {
+            let Some(_turn) = self.waiting_turns.try_take(tenant) else {
+                let message = "too many wait for this tenant's feed already";
+                return Err(Error::new(Code::RateLimited, message).retry_after(LOOK_AGAIN));
+            };
+            // An answer must come before whoever passes it on has given up.
+            let wait = Duration::from_secs_f64(wait).min(self.longest_wait);
+            page = self.feed_later(tenant, from, limit, Instant::now() + wait).await?;
         }
-        let Some(_turn) = self.waiting_turns.try_take(tenant) else {
-            let message = "too many wait for this tenant's feed already";
-            return Err(Error::new(Code::RateLimited, message).retry_after(LOOK_AGAIN));
-        };
-        // An answer must come before whoever passes it on has given up.
-        let wait = Duration::from_secs_f64(wait).min(self.longest_wait);
-        self.feed_later(tenant, from, limit, Instant::now() + wait).await
+        call.context.reply.set(ReplyHeaders::NEXT_POSITION, &page.next_position);
+        Ok(page)
     }
 }
 

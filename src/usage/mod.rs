@@ -145,11 +145,7 @@ pub fn connections(config: &Config) -> u32 {
     u32::from(config.usage.shards) + 4
 }
 
-/// The connections for pages. As many queries run at once, whatever is asked.
-pub const READERS: u32 = 4;
-
-/// What one tenant may have of them, and how many of its readers may wait for the feed at once.
-const READS_OF_A_TENANT: usize = 2;
+/// How many readers of a tenant may wait for the feed at once.
 const WAITS_OF_A_TENANT: usize = 100;
 
 /// Backfills that are written at once: each holds a connection that others need.
@@ -222,7 +218,7 @@ impl Usage {
             lease,
             backfill_pace: DefaultKeyedRateLimiter::keyed(Quota::per_second(pace).allow_burst(burst)),
             backfills_at_once: Semaphore::new(BACKFILLS),
-            reading_turns: Turns::new(READS_OF_A_TENANT),
+            reading_turns: Turns::new((config.usage.readers / 2).max(1) as usize),
             waiting_turns: Turns::new(WAITS_OF_A_TENANT),
             longest_wait: config.http.request_timeout.saturating_sub(Duration::from_secs(2)),
             tracker: tracker.clone(),

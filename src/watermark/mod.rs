@@ -7,7 +7,9 @@
 //!
 //! The promise of the whole: a number may be skipped, but it is never given twice.
 
+mod cell;
 mod cells;
+mod group;
 pub mod leases;
 mod numbers;
 pub mod once;

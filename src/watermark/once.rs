@@ -92,7 +92,7 @@ impl Once {
     pub(super) fn record(&self, answer: &impl Serialize) -> Result<Write> {
         let record = Record { asked: self.asked.clone(), answer };
         let value = Bytes::from(serde_json::to_vec(&record).map_err(Error::internal)?);
-        Ok(Write { key: self.key.clone(), value, expected: Some(0), ttl: Some(self.window) })
+        Ok(Write { expected: Some(0), ttl: Some(self.window), ..Write::to(self.key.clone(), value) })
     }
 
     /// The first answer: one that was given before, or the one made now, which is recorded before it leaves.

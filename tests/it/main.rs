@@ -6,9 +6,13 @@
 mod support;
 
 mod access;
+mod bench_command;
 mod commands;
+mod deploy;
+mod examples;
 mod formatted;
 mod halves;
+mod id_command;
 mod ids_table;
 mod increment;
 mod noid;

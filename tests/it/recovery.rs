@@ -8,8 +8,12 @@ use nix::{
 };
 
 use serde_json::json;
+use uuid::Uuid;
 
-use crate::support::{API_KEY, Servers, eventually};
+use crate::{
+    support::{API_KEY, Servers, eventually},
+    usage::{RECORDS, record},
+};
 
 #[tokio::test]
 async fn a_process_waits_for_its_servers_and_outlives_them() {
@@ -84,6 +88,18 @@ async fn a_process_waits_for_its_servers_and_outlives_them() {
         (made.status == 200).then_some(())
     })
     .await;
+    // What the server had in memory is made again: limits of requests.
+    eventually("stages are allocated again", async || {
+        let allocated =
+            http.clone().header("X-Request-ID", &Uuid::new_v4().to_string()).post("/stages", json!({})).await;
+        (allocated.status == 201).then_some(())
+    })
+    .await;
+    eventually("usage is taken again", async || {
+        let taken = caller.post(RECORDS, json!([record("nothing", "r", 1)])).await;
+        (taken.json()["code"] == "type_not_found").then_some(())
+    })
+    .await;
     let client = deployment.client().await;
     let request = tidemark::api::ids::IncrementRequest::default();
     client.increment(&"k".parse().unwrap(), &request).await.expect("the endpoints are back too");
@@ -104,4 +120,13 @@ async fn a_process_waits_for_its_servers_and_outlives_them() {
     kill(stopped, Signal::SIGCONT).unwrap();
     assert_eq!(answer.expect("an answer within four seconds").status, 503);
     eventually("ready after the hang", is_ready).await;
+
+    // Shards to which nothing was sent are read all the same, so everything is known to be judged.
+    let now = chrono::Utc::now();
+    eventually("the watermark goes on", async || {
+        let page = caller.fed("").await;
+        let watermark = page["watermark"].as_str()?.parse::<chrono::DateTime<chrono::Utc>>().unwrap();
+        (watermark > now).then_some(())
+    })
+    .await;
 }

@@ -251,9 +251,12 @@ async fn bad_backfills_change_nothing() {
         );
         assert!(answer.json()["message"].as_str().unwrap().contains(problem), "{request}: {}", answer.text);
     }
-    // The role opens what is further back.
-    let elevated =
-        http.with_new_key(json!({ "tenant": "default", "source": "default", "roles": ["usage", "admin"] })).await;
+    // The role opens what is further back, and no other role does.
+    let key = |roles| json!({ "tenant": "default", "source": "default", "roles": roles });
+    let admin = http.with_new_key(key(json!(["usage", "admin"]))).await;
+    let answer = admin.submit(range(at(0) - day * 300, at(0) - day * 100)).await;
+    assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("backfill_window_exceeded")), "{}", answer.text);
+    let elevated = http.with_new_key(key(json!(["usage", "elevated"]))).await;
     let answer = elevated.submit(range(at(0) - day * 300, at(0) - day * 100)).await;
     assert_eq!(answer.status, 201, "{}", answer.text);
     let answer = elevated.submit(range(at(0) - day * 367, at(0))).await;

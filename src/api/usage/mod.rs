@@ -116,21 +116,21 @@ operations! {
     /// place, all of it in one transaction or nothing.
     ///
     /// 201 when it is done, 202 while it goes on, 200 for a dry run. A range that another backfill works on is refused. More
-    /// than 90 days back it needs the role `admin`, or its own subject.
+    /// than 90 days back it needs the role `elevated`, or its own subject.
     submit_backfill = SubmitBackfill(tenant, source): BackfillRequest => BackfillAnswer {
         verb: "backfill",
         scope: Usage,
         success: 201,
         deferred: 202,
         preview: 200,
-        privileged: Tenant SubmitElevatedBackfill,
+        privileged: Elevated SubmitElevatedBackfill,
         routes: [Post "/api/uc/v1/usage/backfill"],
     }
 
     /// The same, however far back.
     submit_elevated_backfill = SubmitElevatedBackfill(tenant, source): BackfillRequest => BackfillAnswer {
         verb: "backfill-elevated",
-        scope: Tenant,
+        scope: Elevated,
         success: 201,
         deferred: 202,
         preview: 200,

@@ -129,8 +129,12 @@ impl Trouble {
     /// Trouble is over when the position has moved.
     fn begin(&mut self, position: i64) {
         if self.position != position {
-            *self = Self { position, ..Self::default() };
+            self.end(position);
         }
+    }
+
+    fn end(&mut self, position: i64) {
+        *self = Self { position, ..Self::default() };
     }
 
     fn note(&mut self, interrupted: &Interrupted) {
@@ -264,11 +268,15 @@ impl Sink {
         reader: Reader<'_>,
         writer: Writer,
         connection: &mut PgConnection,
-        trouble: &Trouble,
+        trouble: &mut Trouble,
     ) -> Result<(), Interrupted> {
         let subjects = self.subjects(reader.shard);
         let next = Incoming::fetched(&self.jetstream, &self.stream, &subjects, writer.position).await;
-        let Some(message) = next.map_err(Interrupted::Stream)? else { return Ok(()) };
+        let Some(message) = next.map_err(Interrupted::Stream)? else {
+            // It was not in a message: the servers were away.
+            trouble.end(writer.position);
+            return Ok(());
+        };
         let sequence = message.sequence;
         let received = match trouble.panics < Trouble::HOPELESS {
             true => reader.receive(message).await.map_err(Interrupted::Stream)?,
