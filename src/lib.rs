@@ -14,11 +14,13 @@
 //! - [`jetstream`] and [`database`] are the two stores: connecting, `streams/`, `migrations/`.
 //!
 //! Around it: [`server`] puts a process together, [`embedded`] starts nats-server and PostgreSQL for `tidemark up` and
-//! for the tests, [`instance`] is this process among its like, [`doctor`] tells what is wrong, [`bench`] how fast it is, [`cli`] is the command line. [`config`], [`error`], [`clock`],
-//! [`roles`] and [`telemetry`] are what everybody uses.
+//! for the tests, [`instance`] is this process among its like, [`doctor`] tells what is wrong, [`bench`] how fast it is,
+//! [`backup`] saves both stores and puts them back, [`cli`] is the command line. [`config`], [`error`], [`clock`], [`roles`]
+//! and [`telemetry`] are what everybody uses.
 
 pub mod access;
 pub mod api;
+pub mod backup;
 pub mod bench;
 pub mod cli;
 pub mod client;

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod backfill;
+mod backup;
 mod bench;
 mod call;
 mod context;
@@ -65,6 +66,10 @@ enum Command {
     Streams(streams::Command),
     /// Look at NATS, PostgreSQL and the streams, and say what is wrong.
     Doctor,
+    /// Save both stores into a folder, while everything runs.
+    Backup(backup::BackupOptions),
+    /// Put a backup into servers that nobody serves on, so that no id is given again.
+    Restore(backup::RestoreOptions),
     /// List who is alive: number, roles, version, uptime, ranges held.
     Instances(instances::Options),
     /// Print the OpenAPI document.
@@ -148,6 +153,8 @@ impl Cli {
             Command::Migrate => migrate(&config).await,
             Command::Streams(command) => streams::run(&config, command).await,
             Command::Doctor => doctor::run(&config).await,
+            Command::Backup(options) => backup::save(&config, options).await,
+            Command::Restore(options) => backup::restore(&config, options).await,
             Command::Instances(options) => instances::run(&config, options).await,
             Command::Openapi => {
                 print(serde_json::to_string_pretty(&http::openapi_document())?)?;

@@ -80,9 +80,27 @@ pub fn postgres(major: Option<u64>) -> Result<PathBuf> {
         .ok_or_else(|| EmbeddedError::new(format!("{}: install it, or choose another --data", wanted())))
 }
 
-/// Folders where systems put PostgreSQL, newest version first.
+/// One of PostgreSQL's programs, such as `pg_dump`: the newest there is, because an older one refuses a newer server.
+pub fn postgres_program(name: &str) -> Result<PathBuf> {
+    let there = |folder: PathBuf| Some(folder.join(name)).filter(|path| path.is_file());
+    if let Some(folder) = std::env::var_os("TIDEMARK_PG_BIN").map(PathBuf::from) {
+        return there(folder).ok_or_else(|| EmbeddedError::new(format!("TIDEMARK_PG_BIN has no {name}")));
+    }
+    if let Some(program) = folders_of(name).into_iter().find_map(there) {
+        return Ok(program);
+    }
+    let fetched = POSTGRES.cached_or_fetched()?;
+    let missing = || EmbeddedError::new(format!("{name} is not there: install PostgreSQL's client programs"));
+    fetched.parent().map(Path::to_owned).and_then(there).ok_or_else(missing)
+}
+
 fn installed_postgres() -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = on_path("postgres")
+    folders_of("postgres")
+}
+
+/// Folders where systems put PostgreSQL's programs, those with the newest version of this one first.
+fn folders_of(program: &str) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = on_path(program)
         .into_iter()
         .filter_map(|path| path.canonicalize().ok()?.parent().map(Path::to_owned))
         .collect();
@@ -93,7 +111,7 @@ fn installed_postgres() -> Vec<PathBuf> {
         let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(start));
         folders.extend(named.map(|entry| entry.path().join("bin")));
     }
-    folders.sort_by_key(|folder| std::cmp::Reverse(version_of(&folder.join("postgres"))));
+    folders.sort_by_key(|folder| std::cmp::Reverse(version_of(&folder.join(program))));
     folders
 }
 

@@ -9,7 +9,7 @@ mod unprivileged;
 mod up;
 
 pub use child::Child;
-pub use find::nats_server as find_nats_server;
+pub use find::{nats_server as find_nats_server, postgres_program as find_postgres_program};
 pub use nats::NatsServer;
 pub use permissions::{Callers, User};
 pub use postgres::{Durability, Postgres};

@@ -6,6 +6,7 @@ mod formatted;
 mod given;
 mod guard;
 mod increment;
+mod jump;
 mod keys;
 mod meters;
 mod sequences;

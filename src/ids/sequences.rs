@@ -158,6 +158,18 @@ impl Sequences {
         self.cells.change(&counter.to_string(), request, begin).await.map(drop)
     }
 
+    /// Passes over numbers of a counter that may have been given without our knowing, also if it is not known to have begun.
+    pub async fn jump(&self, counter: CounterName<'_>, margin: i64) -> Result<()> {
+        let absent = counter.absent();
+        let jump = move |state: &mut Option<Mark>| {
+            let mut mark = absent.or_begin(state, 0)?;
+            mark.jump(margin);
+            *state = Some(mark);
+            Ok(())
+        };
+        self.cells.change(&counter.to_string(), None, jump).await.map(drop)
+    }
+
     /// What can be given without a reservation.
     pub fn at_hand(&self) -> Vec<AtHand> {
         let of = |(key, in_use): &(Name, Arc<InUse>)| {

@@ -184,6 +184,16 @@ impl Leasing {
         self.change(key, layout, request, move |leases| leases.release(&owner, epoch, last)).await
     }
 
+    /// Lends no number that somebody may hold, for as long as he may.
+    async fn hold(&self, key: &Name, layout: Layout, more: u32, longest: Duration) -> Result<()> {
+        let terms = self.terms(layout, longest);
+        let hold = move |leases: &mut Leases| {
+            leases.hold(more, terms);
+            Ok(())
+        };
+        self.change(key, layout, None, hold).await
+    }
+
     async fn read(&self, key: &Name) -> Result<Leases> {
         Ok(self.cells.read(&lease_key(key)).await?.ok_or_else(lost)?.leases)
     }
@@ -245,6 +255,16 @@ fn layout(settings: &SnowflakeSettings) -> Layout {
 }
 
 impl Ids {
+    pub(super) async fn hold_workers_of(
+        &self,
+        key: &Name,
+        settings: &SnowflakeSettings,
+        more: u32,
+        longest: Duration,
+    ) -> Result<()> {
+        self.snowflakes.leasing.hold(key, layout(settings), more, longest).await
+    }
+
     /// Begins with no leases where they are lost.
     pub(super) async fn begin_snowflake_again(&self, key: &Name, settings: &SnowflakeSettings) -> Result<()> {
         self.snowflakes.leasing.set_layout(key, layout(settings), false, None).await

@@ -51,6 +51,11 @@ impl Declaration {
         self.config.get("storage").and_then(Value::as_str) == Some("memory")
     }
 
+    /// Whether the server sends what it stores at its moment.
+    pub fn has_schedules(&self) -> bool {
+        self.config.get("allow_msg_schedules") == Some(&Value::Bool(true))
+    }
+
     /// What it stores.
     pub fn subjects(&self) -> Vec<String> {
         let subjects = self.config.get("subjects").and_then(Value::as_array);

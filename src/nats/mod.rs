@@ -13,8 +13,10 @@ use std::{
 
 use async_nats::{
     Client,
+    client::RequestErrorKind,
     service::{Request, Service, ServiceExt, endpoint::Endpoint},
 };
+use bytes::Bytes;
 use futures::{FutureExt, StreamExt, future::BoxFuture, poll, stream::FuturesUnordered};
 use tokio::task::JoinSet;
 use tracing::Instrument;
@@ -42,6 +44,12 @@ const EVERYWHERE: &str = "admin";
 /// Where all instances can be asked for their statistics.
 pub fn statistics_subject(prefix: &Name) -> String {
     format!("$SRV.STATS.{prefix}-{EVERYWHERE}")
+}
+
+/// Whether any instance runs.
+pub async fn is_served(client: &Client, prefix: &Name) -> bool {
+    let asked = client.request(statistics_subject(prefix), Bytes::new()).await;
+    !matches!(asked, Err(error) if error.kind() == RequestErrorKind::NoResponders)
 }
 
 /// Starts to serve. Each service of the declarations is one micro service, each operation one endpoint of it.

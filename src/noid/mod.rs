@@ -5,6 +5,7 @@
 
 mod announce;
 mod exclusions;
+mod jump;
 mod list;
 mod meters;
 mod mint;

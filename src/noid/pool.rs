@@ -121,6 +121,14 @@ impl Pool {
         }
     }
 
+    /// Passes over numbers that may have been minted without our knowing, up to the end.
+    pub fn jump(&mut self, margin: u64, now: DateTime<Utc>) {
+        let end = self.position.saturating_add(margin).min(self.template.end());
+        if let Some(last) = end.checked_sub(1) {
+            self.advance_past(last, now);
+        }
+    }
+
     fn spend(&mut self, last: u64, now: DateTime<Utc>) {
         self.position = last + 1;
         self.excluded.pass(self.position);

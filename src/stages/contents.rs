@@ -84,6 +84,14 @@ impl Contents {
         Self { stage, edits: 0, last_prop: 0, last_act: 0, inside: Arc::default(), changed: BTreeSet::new() }
     }
 
+    /// Passes over ids that may have been given without our knowing: as many, but no more than a tenth of what a stage may have.
+    pub fn jumped(mut self, margin: i64) -> Self {
+        let jump = |last: i32, most: i32| (last + margin.min(i64::from(most / 10)) as i32).min(most);
+        self.last_prop = jump(self.last_prop, MOST_PROPS);
+        self.last_act = jump(self.last_act, MOST_ACTS);
+        self
+    }
+
     pub fn stage(&self) -> i32 {
         self.stage
     }

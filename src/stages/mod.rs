@@ -9,6 +9,7 @@ mod allocate;
 mod allocations;
 mod allocator;
 mod contents;
+mod jump;
 mod key;
 mod props;
 

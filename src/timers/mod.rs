@@ -38,6 +38,7 @@ use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use deliver::Rotation;
+pub use store::pause_what_was_due;
 
 use crate::{
     api::timers::{

@@ -160,7 +160,8 @@ impl Handle<ResumeTimer> for Timers {
             if row.status != Status::Paused {
                 return Err(refused("resume", row.status));
             }
-            if row.execute_at <= now {
+            // A single one that is overdue fires at once: it was paused by a restore, and somebody has decided.
+            if row.execute_at <= now && row.options.recurrence.is_some() {
                 // What was missed meanwhile was meant to be missed.
                 let next = row.options.next_run(row.run - 1, row.execute_at, now);
                 row.execute_at = next.ok_or_else(|| Error::invalid("cannot resume timer whose recurrence is over"))?;

@@ -52,6 +52,13 @@ pub struct Terms {
     pub numbers: u64,
 }
 
+impl Terms {
+    /// How many numbers can be lent.
+    fn bounded(self) -> usize {
+        usize::try_from(self.numbers).unwrap_or(MOST).min(MOST)
+    }
+}
+
 impl Leases {
     /// A lease for the owner. One who has a lease already gets it again: an owner is one process, and asks twice when
     /// the first answer was lost. It then begins now, in case it is one that was started anew.
@@ -62,7 +69,7 @@ impl Leases {
             lease.ends = lease.ends.max(terms.now + terms.ttl);
             return Ok(self.held(number));
         }
-        let numbers = usize::try_from(terms.numbers).unwrap_or(MOST).min(MOST);
+        let numbers = terms.bounded();
         let number = if self.leases.len() < numbers {
             self.leases.push(Lease { owner: None, epoch: 0, begins: 0, ends: 0 });
             self.leases.len() - 1
@@ -102,6 +109,19 @@ impl Leases {
         }
         lease.owner = None;
         Ok(())
+    }
+
+    /// After the leases were put back to an older state: nobody knows who has taken which number since. Every number that is
+    /// known, and so many more, are lent to nobody until the longest lease is over, and no lease of before can be renewed.
+    pub fn hold(&mut self, more: u32, terms: Terms) {
+        let known = self.leases.len().saturating_add(more as usize).min(terms.bounded());
+        self.leases.resize(known, Lease { owner: None, epoch: 0, begins: 0, ends: 0 });
+        for lease in &mut self.leases {
+            lease.owner = None;
+            lease.ends = lease.ends.max(terms.now + terms.ttl);
+        }
+        // Epochs of before are not given again either.
+        self.epochs = (self.epochs + 1).next_multiple_of(1 << 32);
     }
 
     /// Leases that somebody holds.

@@ -21,6 +21,12 @@ impl Mark {
         Self { mark: base, base }
     }
 
+    /// Passes over numbers that may have been given without our knowing.
+    pub fn jump(&mut self, margin: i64) {
+        self.mark = self.mark.saturating_add(margin);
+        self.base = self.mark;
+    }
+
     /// Takes numbers one by one behind the mark: all of them, or an error and none.
     pub fn advance(&mut self, steps: Steps, bounds: Bounds) -> Result<Vec<i64>> {
         let mut range = Range { used: self.mark.max(bounds.base), end: bounds.max };

@@ -102,8 +102,10 @@ async fn shells_complete_our_commands() {
     }
     // A shell that is there can read it.
     let (_, script, _) = tidemark(&["completions", "bash"], HashMap::new()).await;
-    let checked =
-        std::process::Command::new("bash").args(["-c", &format!("{script}\ncomplete -p tidemark")]).output().unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), script).unwrap();
+    let read = ". \"$0\" && complete -p tidemark";
+    let checked = std::process::Command::new("bash").args(["-c", read]).arg(file.path()).output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     assert_eq!(tidemark(&["completions", "cobol"], HashMap::new()).await.0, Some(2));
 }

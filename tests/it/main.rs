@@ -6,6 +6,7 @@
 mod support;
 
 mod access;
+mod backup;
 mod bench_command;
 mod commands;
 mod deploy;

@@ -6,6 +6,7 @@ mod claim;
 mod due;
 mod insert;
 mod list;
+mod restored;
 mod row;
 mod settle;
 
@@ -20,6 +21,7 @@ pub use claim::Claimed;
 pub use due::Entry;
 pub use insert::{Inserted, Inserter};
 pub use list::Page;
+pub use restored::pause_what_was_due;
 pub use row::{TimerRow, not_found};
 pub use settle::{Settled, Settlement};
 
