@@ -13,8 +13,14 @@ use crate::{config, embedded};
 
 /// Saves a database into a file.
 pub async fn save(database: &config::Database, file: &Path) -> Result<()> {
+    super::private(file)?;
     let arguments = ["--format=custom", "--no-owner", "--no-privileges", "--file"];
     run("pg_dump", database, &arguments, file).await
+}
+
+/// Whether the file can be read.
+pub async fn check(database: &config::Database, file: &Path) -> Result<()> {
+    run("pg_restore", database, &["--list"], file).await
 }
 
 /// Removes everything.
@@ -33,9 +39,12 @@ pub async fn load(database: &config::Database, file: &Path) -> Result<()> {
 
 async fn run(program: &str, database: &config::Database, arguments: &[&str], file: &Path) -> Result<()> {
     let refused = |problem: String| BackupError::Refused(format!("{program}: {problem}"));
+    let pool = crate::database::pool(database)?;
+    let version: i32 =
+        sqlx::query_scalar("select current_setting('server_version_num')::int / 10000").fetch_one(&pool).await?;
     let path = tokio::task::spawn_blocking({
         let program = program.to_owned();
-        move || embedded::find_postgres_program(&program)
+        move || embedded::find_postgres_program(&program, version as u64)
     });
     let path = path.await.map_err(|error| refused(error.to_string()))?.map_err(|error| refused(error.to_string()))?;
     let mut command = Command::new(path);

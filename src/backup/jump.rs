@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
-use super::{Margins, Result};
+use super::{Manifest, Margins, Result};
 use crate::{
     clock::Clock,
     config::Config,
@@ -15,7 +15,7 @@ use crate::{
     noid::Pools,
     registry::Registry,
     stages::Stages,
-    timers, watermark,
+    timers, usage, watermark,
 };
 
 /// What was passed over.
@@ -35,7 +35,9 @@ pub async fn past_what_was_given(
     config: &Config,
     nats: &async_nats::Client,
     database: &PgPool,
+    manifest: &Manifest,
     margins: Margins,
+    pause_timers: bool,
 ) -> Result<Jumped> {
     let (context, prefix, clock) = (jetstream::jetstream_context(nats), &config.nats.prefix, Clock::system());
     let (instance, numbers): (Arc<str>, _) = ("restore".into(), i64::from(margins.numbers));
@@ -50,14 +52,15 @@ pub async fn past_what_was_given(
     };
     let ids = Ids::new(stores, config, clock.clone(), instance.clone());
     let counters = ids.jump(numbers).await?;
-    let snowflake_keys = ids.hold_workers(margins.workers, margins.longest_lease).await?;
+    let snowflake_keys = ids.hold_workers(manifest.begun_at, margins.workers, margins.longest_lease).await?;
     let events = Events::new(nats.clone(), prefix.clone());
     let pools =
         Pools::new(watermark::bucket(context.clone(), prefix), events.clone(), config, clock.clone(), instance.clone());
-    let pools = pools.jump(u64::from(margins.numbers)).await?;
+    let pools = pools.jump(margins.numbers as usize).await?;
     let stages = Stages::new(context, events, config, instance);
     let (stages, next_stage) = stages.jump(numbers).await?;
-    let paused_timers = timers::pause_what_was_due(database, clock.now()).await?;
+    usage::forget_positions(database).await?;
+    let paused_timers = timers::pause_what_may_have_fired(database, pause_timers).await?;
     stop.cancel();
     let _ = following.await;
     Ok(Jumped { counters, snowflake_keys, pools, stages, next_stage, paused_timers })

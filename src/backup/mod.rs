@@ -13,7 +13,9 @@ mod jump;
 mod snapshot;
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::Write,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -26,7 +28,6 @@ use crate::{
     database::{self, DatabaseError},
     error::Error,
     jetstream::{self, ApplyError, ConnectError, Declaration},
-    nats,
 };
 
 pub use jump::Jumped;
@@ -35,6 +36,8 @@ use snapshot::Saved;
 const MANIFEST: &str = "manifest.json";
 const POSTGRES: &str = "postgres.dump";
 const HISTORICAL: &str = "historical.dump";
+/// How often it was restored, and by which margins.
+const RESTORES: &str = "restores.json";
 
 /// What stands in a backup's folder.
 #[derive(Debug, Serialize, Deserialize)]
@@ -76,7 +79,8 @@ pub async fn backup(config: &Config, folder: &Path, say: &mut dyn FnMut(String))
     let begun_at = Utc::now();
     let nats = jetstream::connect(&config.nats).await?;
     jetstream::require_version(&nats)?;
-    fs::create_dir_all(folder).map_err(|source| file(folder, source))?;
+    // It has secrets: hashes of keys, payloads of timers.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|source| file(folder, source))?;
     if fs::read_dir(folder).map_err(|source| file(folder, source))?.next().is_some() {
         return Err(BackupError::Folder { path: folder.into(), problem: "is not empty".into() });
     }
@@ -106,18 +110,29 @@ pub async fn backup(config: &Config, folder: &Path, say: &mut dyn FnMut(String))
     // Last: a folder without it is no backup.
     let text = serde_json::to_string_pretty(&manifest).expect("a manifest is JSON");
     let path = folder.join(MANIFEST);
-    fs::write(&path, text).map_err(|source| file(&path, source))?;
+    let mut to = private(&path)?;
+    to.write_all(text.as_bytes()).and_then(|()| to.sync_all()).map_err(|source| file(&path, source))?;
     Ok(manifest)
 }
 
 /// What the operator decides.
 #[derive(Debug, Clone, Copy)]
+pub struct Restore {
+    pub margins: Margins,
+    /// Whether timers that are due later wait for somebody too.
+    pub pause_timers: bool,
+    /// Whether what the servers have is removed.
+    pub replace: bool,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Margins {
     /// Numbers that each counter, pool and the stages pass over.
     pub numbers: u32,
     /// Worker ids of each snowflake key that may have been leased since, beyond those that are known.
     pub workers: u32,
     /// How long a lease may still be held.
+    #[serde(skip)]
     pub longest_lease: Duration,
 }
 
@@ -125,39 +140,47 @@ pub struct Margins {
 pub async fn restore(
     config: &Config,
     folder: &Path,
-    margins: Margins,
-    replace: bool,
+    wanted: Restore,
     say: &mut dyn FnMut(String),
-) -> Result<Jumped> {
+) -> Result<(Margins, Jumped)> {
     let manifest = read(folder)?;
     if manifest.prefix != config.nats.prefix.as_str() {
         let problem = format!("is of the prefix {}, and nats.prefix is {}", manifest.prefix, config.nats.prefix);
         return Err(BackupError::Folder { path: folder.into(), problem });
     }
-    if manifest.historical && config.historical.database_url.is_none() {
+    let historical = config.historical.database().filter(|_| manifest.historical);
+    if manifest.historical && historical.is_none() {
         return Err(BackupError::Refused("the backup has a historical database: set historical.database_url".into()));
     }
     let nats = jetstream::connect(&config.nats).await?;
     jetstream::require_version(&nats)?;
-    if nats::is_served(&nats, &config.nats.prefix).await {
-        return Err(BackupError::Refused("an instance of this deployment is running: stop all of them first".into()));
-    }
-    let context = jetstream::jetstream_context(&nats);
-    let declarations = jetstream::declarations(config);
+    let (context, declarations) = (jetstream::jetstream_context(&nats), jetstream::declarations(config));
     let pool = database::pool(&config.database)?;
-    match replace {
-        true => dump::empty(&pool).await?,
-        false => refuse_what_is_there(&pool, &context, &declarations).await?,
+    // Everything that can be known is looked at before anything is touched.
+    manifest.streams.iter().try_for_each(|saved| snapshot::check(saved, folder))?;
+    dump::check(&config.database, &folder.join(POSTGRES)).await?;
+    if let Some(database) = &historical {
+        dump::check(database, &folder.join(HISTORICAL)).await?;
+    }
+    if !wanted.replace {
+        refuse_what_is_there(&pool, &context, &declarations).await?;
+    }
+    refuse_if_served(&nats, config).await?;
+    let margins = added_up(folder, wanted.margins)?;
+
+    // From here on no process starts until the end: it would take its counters for current ones.
+    jetstream::begin_restore(&pool).await?;
+    refuse_if_served(&nats, config).await?;
+    if wanted.replace {
+        dump::empty(&pool).await?;
     }
     dump::load(&config.database, &folder.join(POSTGRES)).await?;
     say("PostgreSQL is restored".into());
-    // From here on no process starts until the end: it would take its counters for current ones.
-    sqlx::query("update jetstream_identity set created = 'a restore is not finished'").execute(&pool).await?;
-    if let Some(database) = config.historical.database().filter(|_| manifest.historical) {
-        if replace {
-            dump::empty(&database::pool(&database)?).await?;
+    if let Some(database) = &historical {
+        if wanted.replace {
+            dump::empty(&database::pool(database)?).await?;
         }
-        dump::load(&database, &folder.join(HISTORICAL)).await?;
+        dump::load(database, &folder.join(HISTORICAL)).await?;
         say("the historical database is restored".into());
     }
     for declaration in &declarations {
@@ -171,9 +194,34 @@ pub async fn restore(
     for declaration in &declarations {
         jetstream::apply(&context, declaration).await?;
     }
-    let jumped = jump::past_what_was_given(config, &nats, &pool, margins).await?;
+    let jumped = jump::past_what_was_given(config, &nats, &pool, &manifest, margins, wanted.pause_timers).await?;
+    jetstream::end_restore(&pool).await?;
     jetstream::apply_guarded(&pool, &context, &declarations, true).await?;
-    Ok(jumped)
+    Ok((margins, jumped))
+}
+
+async fn refuse_if_served(nats: &async_nats::Client, config: &Config) -> Result<()> {
+    match crate::nats::is_served(nats, &config.nats.prefix).await {
+        true => Err(BackupError::Refused("an instance of this deployment is running: stop all of them first".into())),
+        false => Ok(()),
+    }
+}
+
+/// What is passed over in all: a backup that was restored before has given what came after that margin.
+fn added_up(folder: &Path, margins: Margins) -> Result<Margins> {
+    let path = folder.join(RESTORES);
+    let before: Vec<Margins> = match fs::read_to_string(&path) {
+        Ok(text) => serde_json::from_str(&text)
+            .map_err(|error| BackupError::Folder { path: path.clone(), problem: format!("can't be read: {error}") })?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(source) => return Err(file(&path, source)),
+    };
+    let all: Vec<Margins> = before.into_iter().chain([margins]).collect();
+    let text = serde_json::to_string_pretty(&all).expect("numbers are JSON");
+    let mut to = private(&path)?;
+    to.write_all(text.as_bytes()).and_then(|()| to.sync_all()).map_err(|source| file(&path, source))?;
+    let sum = |of: fn(&Margins) -> u32| all.iter().map(of).fold(0, u32::saturating_add);
+    Ok(Margins { numbers: sum(|one| one.numbers), workers: sum(|one| one.workers), ..margins })
 }
 
 pub fn read(folder: &Path) -> Result<Manifest> {
@@ -215,6 +263,12 @@ async fn refuse_what_is_there(
             there.join(", ")
         ))),
     }
+}
+
+/// A new file that only we can read.
+fn private(path: &Path) -> Result<File> {
+    let opened = File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
+    opened.map_err(|source| file(path, source))
 }
 
 fn size(path: &Path) -> Result<u64> {

@@ -25,6 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const STREAM_NOT_FOUND: u64 = 10059;
 
+/// How often a stream is saved that is written to meanwhile.
+const ATTEMPTS: usize = 20;
+
 /// A stream in a backup.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Saved {
@@ -40,14 +43,29 @@ fn file_name(stream: &str) -> String {
     format!("{stream}.snapshot")
 }
 
-/// Saves a stream into a folder.
+/// Saves a stream into a folder, again if it was written to meanwhile and keeps one message for each subject: what is replaced
+/// while the server looks through it would be missing.
 pub async fn save(nats: &Client, stream: &str, folder: &Path) -> Result<Saved> {
+    for _ in 0..ATTEMPTS {
+        let saved = save_once(nats, stream, folder).await?;
+        let live = ask(nats, &format!("$JS.API.STREAM.INFO.{stream}"), Bytes::new()).await;
+        let live = live.map_err(|problem| BackupError::Stream { stream: stream.into(), problem })?;
+        let replaces = saved.config["max_msgs_per_subject"] == 1;
+        if !replaces || live["state"]["last_seq"] == saved.state["last_seq"] {
+            return Ok(saved);
+        }
+    }
+    let problem = format!("is written to all the time, and was not saved whole in {ATTEMPTS} attempts");
+    Err(BackupError::Stream { stream: stream.into(), problem })
+}
+
+async fn save_once(nats: &Client, stream: &str, folder: &Path) -> Result<Saved> {
     let failed = |problem: String| BackupError::Stream { stream: stream.into(), problem };
     let path = folder.join(file_name(stream));
-    let mut to = File::create(&path).map_err(|source| file(&path, source))?;
+    let mut to = super::private(&path)?;
     let inbox = nats.new_inbox();
     let mut chunks = nats.subscribe(inbox.clone()).await.map_err(|error| failed(error.to_string()))?;
-    let request = json!({ "deliver_subject": inbox, "chunk_size": CHUNK, "jsck": true });
+    let request = json!({ "deliver_subject": inbox, "chunk_size": CHUNK, "jsck": true, "no_consumers": true });
     let described = ask(nats, &format!("$JS.API.STREAM.SNAPSHOT.{stream}"), request.to_string().into()).await;
     let described = described.map_err(failed)?;
     let mut bytes = 0;
@@ -74,12 +92,26 @@ pub async fn save(nats: &Client, stream: &str, folder: &Path) -> Result<Saved> {
     Ok(Saved { stream: stream.into(), messages, bytes, config, state })
 }
 
+/// Whether the file is as long as it was.
+pub fn check(saved: &Saved, folder: &Path) -> Result<()> {
+    let path = folder.join(file_name(&saved.stream));
+    match super::size(&path)? {
+        size if size == saved.bytes => Ok(()),
+        size => {
+            Err(BackupError::Folder { path, problem: format!("has {size} bytes, and should have {}", saved.bytes) })
+        }
+    }
+}
+
 /// Puts a saved stream back. There must be none of its name.
 pub async fn load(nats: &Client, saved: &Saved, folder: &Path) -> Result<()> {
     let failed = |problem: String| BackupError::Stream { stream: saved.stream.clone(), problem };
     let path = folder.join(file_name(&saved.stream));
     let mut from = File::open(&path).map_err(|source| file(&path, source))?;
-    let request = json!({ "config": saved.config, "state": saved.state }).to_string();
+    // With one copy, wherever it is restored to; how many there shall be is applied afterwards.
+    let mut config = saved.config.clone();
+    config["num_replicas"] = 1.into();
+    let request = json!({ "config": config, "state": saved.state }).to_string();
     let begun = ask(nats, &format!("$JS.API.STREAM.RESTORE.{}", saved.stream), request.into()).await.map_err(failed)?;
     let to = begun["deliver_subject"].as_str().ok_or_else(|| failed(format!("an answer like {begun}")))?;
     let mut buffer = vec![0; CHUNK];

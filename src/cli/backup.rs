@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{Outcome, print};
 use crate::{
-    backup::{self, Margins},
+    backup::{self, Margins, Restore},
     config::Config,
 };
 
@@ -20,15 +20,18 @@ pub struct BackupOptions {
 pub struct RestoreOptions {
     /// What `tidemark backup` made
     folder: PathBuf,
-    /// How many numbers each counter, pool and the stages pass over: more than were given by any of them since the backup
-    #[arg(long, value_name = "NUMBERS")]
+    /// How many ids each key, each pool and the stages pass over: more than any of them gave since the backup
+    #[arg(long, value_name = "IDS", value_parser = clap::value_parser!(u32).range(1..))]
     margin: u32,
-    /// How many worker ids of each snowflake key may have been leased for the first time since the backup
+    /// How many leases of worker ids of a snowflake key may have been taken since the backup
     #[arg(long, default_value_t = 64, value_name = "IDS")]
     workers: u32,
     /// How long a lease of a worker id may still be held; what the configuration allows if not given
     #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION")]
     longest_lease: Option<Duration>,
+    /// Pause every timer, not only those that were due since: one that is due later may have been fired by hand or canceled
+    #[arg(long)]
+    pause_timers: bool,
     /// Remove what the servers have. Without it, they must be empty.
     #[arg(long)]
     replace: bool,
@@ -49,12 +52,10 @@ pub async fn restore(config: &Config, options: RestoreOptions) -> Outcome {
     let longest_lease = options.longest_lease.unwrap_or(config.ids.lease_ttl.max(config.ids.unowned_lease_ttl));
     let margins = Margins { numbers: options.margin, workers: options.workers, longest_lease };
     let manifest = backup::read(&options.folder)?;
-    let jumped = backup::restore(config, &options.folder, margins, options.replace, &mut say).await?;
-    let (margin, from) = (options.margin, manifest.begun_at);
-    print(format_args!(
-        "{} counters of ids and {} pools have passed over {margin} numbers",
-        jumped.counters, jumped.pools
-    ))?;
+    let wanted = Restore { margins, pause_timers: options.pause_timers, replace: options.replace };
+    let (margins, jumped) = backup::restore(config, &options.folder, wanted, &mut say).await?;
+    let (margin, from) = (margins.numbers, manifest.begun_at);
+    print(format_args!("{} keys and {} pools have passed over {margin} ids", jumped.counters, jumped.pools))?;
     print(format_args!(
         "the next stage is {}; props and acts of {} stages go on further up",
         jumped.next_stage, jumped.stages
@@ -65,7 +66,7 @@ pub async fn restore(config: &Config, options: RestoreOptions) -> Outcome {
         humantime::format_duration(longest_lease)
     ))?;
     print(format_args!(
-        "{} timers that were due since are paused: `tidemark timer list --status paused`, then resume or cancel each",
+        "{} timers that may have fired since are paused: `tidemark timer list --status paused`, then resume or cancel each",
         jumped.paused_timers
     ))?;
     print(format_args!(

@@ -54,20 +54,21 @@ impl Feed {
         self.coming = None;
         let reply = reply.map_err(Error::internal)??;
         // Told before the records are read, so that the next page can be asked for meanwhile.
-        if let Some(position) = header(&reply.message, ReplyHeaders::NEXT_POSITION) {
-            self.position = Some(position.to_owned());
-            self.coming = Some(self.ask());
-        }
+        let next = header(&reply.message, ReplyHeaders::NEXT_POSITION).map(str::to_owned);
+        let coming = next.map(|position| self.ask_for(Some(position)));
         let page: FeedPage = reply.read()?;
-        if self.coming.is_none() {
-            self.position = Some(page.next_position.clone());
-        }
+        self.position = Some(page.next_position.clone());
+        self.coming = coming;
         Ok(page)
     }
 
     fn ask(&self) -> JoinHandle<Result<Reply>> {
+        self.ask_for(self.position.clone())
+    }
+
+    fn ask_for(&self, position: Option<String>) -> JoinHandle<Result<Reply>> {
         let (client, tenant) = (self.client.clone(), self.tenant.clone());
-        let request = FeedRequest { position: self.position.clone(), limit: Some(MOST_OF_THE_FEED), wait: Some(WAIT) };
+        let request = FeedRequest { position, limit: Some(MOST_OF_THE_FEED), wait: Some(WAIT) };
         tokio::spawn(async move { client.send::<ReadFeed>(&tenant, &request, &Context::default()).await })
     }
 }

@@ -147,7 +147,7 @@ impl Client {
         let mut refused = self.refusals.as_ref().map(Refusals::heard);
         let refusal = async {
             match &mut refused {
-                Some(refused) => refused.about(&subject).await,
+                Some(refused) => refused.about(&subject, &self.nats.new_inbox()).await,
                 None => std::future::pending().await,
             }
         };

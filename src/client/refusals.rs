@@ -44,11 +44,12 @@ impl Heard {
         self.find(|_| true).await
     }
 
-    /// The next one that keeps a request on this subject from being answered.
-    pub async fn about(&mut self, subject: &str) -> Error {
-        let subject = format!("\"{subject}\"");
+    /// The next one that keeps a request on this subject from being answered. `inbox` is one that the connection would make.
+    pub async fn about(&mut self, subject: &str, inbox: &str) -> Error {
+        let (inboxes, _) = inbox.rsplit_once('.').unwrap_or_default();
         // Replies come to one inbox: who may not listen there hears none.
-        self.find(|refusal| refusal.contains(&subject) || refusal.contains("Subscription to")).await
+        let reasons = [format!("Publish to \"{subject}\""), format!("Subscription to \"{inboxes}.")];
+        self.find(|refusal| reasons.iter().any(|reason| refusal.contains(reason))).await
     }
 
     async fn find(&mut self, wanted: impl Fn(&str) -> bool) -> Error {

@@ -80,13 +80,15 @@ pub fn postgres(major: Option<u64>) -> Result<PathBuf> {
         .ok_or_else(|| EmbeddedError::new(format!("{}: install it, or choose another --data", wanted())))
 }
 
-/// One of PostgreSQL's programs, such as `pg_dump`: the newest there is, because an older one refuses a newer server.
-pub fn postgres_program(name: &str) -> Result<PathBuf> {
+/// One of PostgreSQL's programs, such as `pg_dump`, for a server of this version: the oldest that is not older, because an older one
+/// refuses the server, and a newer one may say what it does not understand.
+pub fn postgres_program(name: &str, server: u64) -> Result<PathBuf> {
     let there = |folder: PathBuf| Some(folder.join(name)).filter(|path| path.is_file());
     if let Some(folder) = std::env::var_os("TIDEMARK_PG_BIN").map(PathBuf::from) {
         return there(folder).ok_or_else(|| EmbeddedError::new(format!("TIDEMARK_PG_BIN has no {name}")));
     }
-    if let Some(program) = folders_of(name).into_iter().find_map(there) {
+    let fits = |program: &PathBuf| version_of(program).is_some_and(|version| version.major >= server);
+    if let Some(program) = folders_of(name).into_iter().rev().filter_map(there).find(fits) {
         return Ok(program);
     }
     let fetched = POSTGRES.cached_or_fetched()?;

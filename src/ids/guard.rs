@@ -77,6 +77,15 @@ impl Guards {
         Ok(self.0.change(&key_of(key), request, advance).await?.answer)
     }
 
+    /// After a restore: the version that is known counts, and ids of it may exist.
+    pub async fn restore(&self, key: &Name, version: u64) -> Result<()> {
+        let restore = move |state: &mut Option<Guard>| {
+            *state = Some(Guard { version, announced: true, used: true });
+            Ok(())
+        };
+        self.0.change(&key_of(key), None, restore).await.map(drop)
+    }
+
     /// Puts a lost guard back.
     pub async fn begin_again(&self, key: &Name, version: u64) -> Result<()> {
         let begin = move |state: &mut Option<Guard>| {

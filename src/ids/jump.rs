@@ -2,38 +2,48 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, TimeDelta, Utc};
+
 use super::{Ids, keys::Kind, sequences::CounterName};
 use crate::error::Result;
 
 impl Ids {
-    /// Passes over numbers that every counter may have given since. Tells how many counters there are.
+    /// Passes over so many ids that each key may have given since. Tells how many keys there are.
     pub async fn jump(&self, margin: i64) -> Result<usize> {
         let (now, mut jumped) = (self.clock.now(), 0);
         for (key, record) in self.registry.ids.all() {
-            let counter = match &record.kind {
-                Kind::Increment(_) => Some(CounterName::Increment(&key)),
-                Kind::Formatted(known) => {
-                    // Ids of a format may exist that nobody knows of.
-                    self.guards.announce(&key, known.version).await?;
-                    // Earlier days are over; today may have begun since.
-                    known.scope_at(now).map(|scope| CounterName::Formatted(&key, scope))
+            match &record.kind {
+                Kind::Increment(settings) => {
+                    // The largest step that somebody may have asked for.
+                    let numbers = margin.saturating_mul(settings.max_request_delta.max(settings.delta));
+                    self.sequences.jump(CounterName::Increment(&key), numbers).await?;
                 }
-                Kind::Snowflake(_) => None,
-            };
-            if let Some(counter) = counter {
-                self.sequences.jump(counter, margin).await?;
-                jumped += 1;
+                Kind::Formatted(known) => {
+                    // Ids of the format may exist that nobody knows of.
+                    self.guards.restore(&key, known.version).await?;
+                    // Earlier days are over; the present one may have begun since. Midnight is not the same for everybody.
+                    let hour = TimeDelta::hours(1);
+                    let mut scopes: Vec<_> =
+                        [now - hour, now, now + hour].into_iter().filter_map(|at| known.scope_at(at)).collect();
+                    scopes.dedup();
+                    for scope in scopes {
+                        self.sequences.jump(CounterName::Formatted(&key, scope), margin).await?;
+                    }
+                }
+                Kind::Snowflake(_) => continue,
             }
+            jumped += 1;
         }
         Ok(jumped)
     }
 
-    /// Lends no worker id that somebody may hold, for as long as he may. Tells how many keys there are.
-    pub async fn hold_workers(&self, more: u32, longest: Duration) -> Result<usize> {
+    /// Lends no worker id that somebody may hold, for as long as he may: those that were held when the backup was made, and so
+    /// many more. Tells how many keys there are.
+    pub async fn hold_workers(&self, since: DateTime<Utc>, more: u32, longest: Duration) -> Result<usize> {
         let mut held = 0;
         for (key, record) in self.registry.ids.all() {
             if let Kind::Snowflake(settings) = &record.kind {
-                self.hold_workers_of(&key, settings, more, longest).await?;
+                self.hold_workers_of(&key, settings, since, more, longest).await?;
                 held += 1;
             }
         }

@@ -184,14 +184,16 @@ impl Leasing {
         self.change(key, layout, request, move |leases| leases.release(&owner, epoch, last)).await
     }
 
-    /// Lends no number that somebody may hold, for as long as he may.
-    async fn hold(&self, key: &Name, layout: Layout, more: u32, longest: Duration) -> Result<()> {
+    /// Lends no number that somebody may hold, for as long as he may. The layout is the one that the key has.
+    async fn hold(&self, key: &Name, layout: Layout, since: DateTime<Utc>, more: u32, longest: Duration) -> Result<()> {
         let terms = self.terms(layout, longest);
-        let hold = move |leases: &mut Leases| {
-            leases.hold(more, terms);
+        let hold = move |state: &mut Option<LeaseSet>| {
+            let mut leases = state.take().map(|set| set.leases).unwrap_or_default();
+            leases.hold(since.timestamp_millis(), more, terms);
+            *state = Some(LeaseSet { layout, leases });
             Ok(())
         };
-        self.change(key, layout, None, hold).await
+        self.cells.change(&lease_key(key), None, hold).await.map(drop)
     }
 
     async fn read(&self, key: &Name) -> Result<Leases> {
@@ -259,10 +261,11 @@ impl Ids {
         &self,
         key: &Name,
         settings: &SnowflakeSettings,
+        since: DateTime<Utc>,
         more: u32,
         longest: Duration,
     ) -> Result<()> {
-        self.snowflakes.leasing.hold(key, layout(settings), more, longest).await
+        self.snowflakes.leasing.hold(key, layout(settings), since, more, longest).await
     }
 
     /// Begins with no leases where they are lost.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use async_nats::jetstream::Context;
-use sqlx::{PgPool, Row};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Row};
 
 use super::streams::{ApplyError, Declaration, Drift, Live, apply, live};
 
@@ -16,6 +16,33 @@ struct Remembered {
     last_sequence: i64,
 }
 
+/// Stands in the database while a backup is restored. A schema, so that it outlives what is removed.
+const RESTORING: &str = "tidemark_restoring";
+
+/// Says that a backup is being restored. Nobody starts until that has ended.
+pub async fn begin_restore(database: &PgPool) -> Result<(), sqlx::Error> {
+    let statement = format!("create schema if not exists {RESTORING}");
+    sqlx::raw_sql(AssertSqlSafe(statement)).execute(database).await.map(drop)
+}
+
+pub async fn end_restore(database: &PgPool) -> Result<(), sqlx::Error> {
+    let statement = format!("drop schema if exists {RESTORING}");
+    sqlx::raw_sql(AssertSqlSafe(statement)).execute(database).await.map(drop)
+}
+
+async fn refuse_while_restoring(connection: &mut PgConnection) -> Result<(), ApplyError> {
+    let restoring: bool =
+        sqlx::query_scalar("select to_regnamespace($1) is not null").bind(RESTORING).fetch_one(connection).await?;
+    match restoring {
+        false => Ok(()),
+        true => Err(ApplyError::Identity(
+            "a backup is being restored, or its restore was broken off: wait for it, or run `tidemark restore` again with \
+             --replace"
+                .into(),
+        )),
+    }
+}
+
 /// Applies the declarations, one instance at a time. `fresh` says that a stream that lost its identity is meant.
 pub async fn apply_guarded(
     database: &PgPool,
@@ -25,6 +52,7 @@ pub async fn apply_guarded(
 ) -> Result<Vec<Drift>, ApplyError> {
     let mut transaction = database.begin().await?;
     sqlx::query("select pg_advisory_xact_lock($1)").bind(LOCK).execute(&mut *transaction).await?;
+    refuse_while_restoring(&mut transaction).await?;
     let remembered: HashMap<String, Remembered> =
         sqlx::query("select stream, created, last_sequence from jetstream_identity")
             .fetch_all(&mut *transaction)

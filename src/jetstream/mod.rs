@@ -16,7 +16,7 @@ pub use connect::{
     ConnectError, MINIMUM_SERVER, connect, connect_telling, connect_to, connect_with, jetstream_context,
     require_version,
 };
-pub use identity::apply_guarded;
+pub use identity::{apply_guarded, begin_restore, end_restore};
 pub use memory::keep_in_memory;
 pub use publish::{Ack, CasError, Message, PublishError, publish, publish_once};
 pub use request::{request_within, round_trip};

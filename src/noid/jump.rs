@@ -4,8 +4,8 @@ use super::{Pools, existing, key};
 use crate::error::Result;
 
 impl Pools {
-    /// Passes over numbers that every pool may have minted since. Tells how many pools there are.
-    pub async fn jump(&self, margin: u64) -> Result<usize> {
+    /// Passes over so many ids that each pool may have minted since. Tells how many pools there are.
+    pub async fn jump(&self, margin: usize) -> Result<usize> {
         let names = self.names().await?;
         for name in &names {
             let now = self.clock.now();

@@ -121,10 +121,11 @@ impl Pool {
         }
     }
 
-    /// Passes over numbers that may have been minted without our knowing, up to the end.
-    pub fn jump(&mut self, margin: u64, now: DateTime<Utc>) {
-        let end = self.position.saturating_add(margin).min(self.template.end());
-        if let Some(last) = end.checked_sub(1) {
+    /// Passes over so many ids that may have been minted without our knowing, up to the end.
+    pub fn jump(&mut self, margin: usize, now: DateTime<Utc>) {
+        let end = self.template.end();
+        let last = self.excluded.passing_over(self.position, end).take(margin).last();
+        if let Some(last) = last {
             self.advance_past(last, now);
         }
     }
@@ -211,6 +212,18 @@ mod tests {
         let mut pool = super::tests::pool(".sd+9");
         pool.exclude(&[9]).unwrap();
         assert!(pool.closed);
+    }
+
+    #[test]
+    fn a_jump_counts_ids_and_not_what_is_excluded_between() {
+        let mut pool = pool(".sdd+8");
+        pool.exclude(&(10..90).collect::<Vec<_>>()).unwrap();
+        let mut put_back = pool.clone();
+        let minted = pool.mint(4, NOW);
+        put_back.jump(4, NOW);
+        assert_eq!((minted, put_back.mint(1, NOW)), (vec![8, 9, 90, 91], vec![92]));
+        put_back.jump(1000, NOW);
+        assert!(put_back.closed && put_back.remaining() == 0);
     }
 
     #[test]

@@ -85,7 +85,15 @@ impl Contents {
     }
 
     /// Passes over ids that may have been given without our knowing: as many, but no more than a tenth of what a stage may have.
-    pub fn jumped(mut self, margin: i64) -> Self {
+    /// `parts` are those that are there, whatever the counters say.
+    pub fn jumped<'a>(mut self, margin: i64, parts: impl Iterator<Item = &'a str>) -> Self {
+        for (kind, id) in parts.filter_map(|name| name.split_once('.')) {
+            let id: i32 = id.parse().unwrap_or_default();
+            match kind {
+                "prop" => self.last_prop = self.last_prop.max(id),
+                _ => self.last_act = self.last_act.max(id),
+            }
+        }
         let jump = |last: i32, most: i32| (last + margin.min(i64::from(most / 10)) as i32).min(most);
         self.last_prop = jump(self.last_prop, MOST_PROPS);
         self.last_act = jump(self.last_act, MOST_ACTS);

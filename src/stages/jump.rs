@@ -20,7 +20,10 @@ impl Stages {
         }
         for stage in &known {
             let key = stage.to_string();
-            let jumped = |contents: Option<Contents>| contents.unwrap_or_else(|| Contents::of(*stage)).jumped(margin);
+            let parts = self.contents.part_names(&key).await?;
+            let jumped = |contents: Option<Contents>| {
+                contents.unwrap_or_else(|| Contents::of(*stage)).jumped(margin, parts.iter().map(String::as_str))
+            };
             self.contents.rewrite(&key, jumped).await?;
         }
         let skipped = margin.min(i64::from(LAST_STAGE) - last).max(0);

@@ -38,7 +38,7 @@ use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use deliver::Rotation;
-pub use store::pause_what_was_due;
+pub use store::pause_what_may_have_fired;
 
 use crate::{
     api::timers::{

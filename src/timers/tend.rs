@@ -166,7 +166,7 @@ impl Handle<ResumeTimer> for Timers {
                 let next = row.options.next_run(row.run - 1, row.execute_at, now);
                 row.execute_at = next.ok_or_else(|| Error::invalid("cannot resume timer whose recurrence is over"))?;
             }
-            row.due_at = row.execute_at;
+            row.due_at = row.execute_at.max(now);
             row.status = Status::Pending;
             row.destination = self.planner.rules.check(&call.target, &row.callback)?.into();
             row.attempts_allowed = row.attempt + row.options.max_attempts();

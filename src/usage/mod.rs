@@ -55,6 +55,7 @@ use tokio::{sync::Semaphore, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use limits::TenantLimits;
+pub use store::forget_positions;
 pub use types::SourceRecord;
 
 use crate::{

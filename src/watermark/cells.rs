@@ -218,6 +218,12 @@ impl<S: State> Cells<S> {
         self.bucket.write(&[write]).await.map(drop).map_err(|error| Error::unavailable("not replaced").source(error))
     }
 
+    /// The names of the parts beside a key's value.
+    pub async fn part_names(&self, key: &str) -> Result<Vec<String>> {
+        let keys = self.bucket.keys(&part(key, ">")).await?;
+        Ok(keys.iter().map(|found| found[part(key, "").len()..].to_owned()).collect())
+    }
+
     /// Writes what is made of a key's state without its parts, in one attempt: for a store that nobody else uses meanwhile.
     pub async fn rewrite(&self, key: &str, make: impl FnOnce(Option<S>) -> S) -> Result<()> {
         let (state, revision) = match read::<S>(&self.bucket, key).await? {

@@ -111,17 +111,29 @@ impl Leases {
         Ok(())
     }
 
-    /// After the leases were put back to an older state: nobody knows who has taken which number since. Every number that is
-    /// known, and so many more, are lent to nobody until the longest lease is over, and no lease of before can be renewed.
-    pub fn hold(&mut self, more: u32, terms: Terms) {
-        let known = self.leases.len().saturating_add(more as usize).min(terms.bounded());
+    /// After the leases were put back to the state of a moment: nobody knows who has taken which number since. Those that were
+    /// held then, and as many more as may have been taken, in the order in which they are lent, are lent to nobody until the
+    /// longest lease is over. No lease of before can be renewed.
+    pub fn hold(&mut self, since: i64, more: u32, terms: Terms) {
+        let mut held: Vec<usize> = (0..self.leases.len()).filter(|number| self.is_held(*number, since)).collect();
+        let mut free: Vec<usize> = (0..self.leases.len()).filter(|number| !self.is_held(*number, since)).collect();
+        free.sort_by_key(|number| self.leases[*number].ends);
+        let unused = self.leases.len()..terms.bounded().max(self.leases.len());
+        let next: Vec<usize> = unused.chain(free).take(more as usize).collect();
+        let known = next.iter().map(|number| number + 1).max().unwrap_or_default().max(self.leases.len());
         self.leases.resize(known, Lease { owner: None, epoch: 0, begins: 0, ends: 0 });
-        for lease in &mut self.leases {
-            lease.owner = None;
-            lease.ends = lease.ends.max(terms.now + terms.ttl);
+        held.extend(next);
+        for number in held {
+            self.leases[number].ends = self.leases[number].ends.max(terms.now + terms.ttl);
         }
+        self.leases.iter_mut().for_each(|lease| lease.owner = None);
         // Epochs of before are not given again either.
         self.epochs = (self.epochs + 1).next_multiple_of(1 << 32);
+    }
+
+    /// Whether somebody may have used it at a moment.
+    fn is_held(&self, number: usize, at: i64) -> bool {
+        self.leases[number].ends > at
     }
 
     /// Leases that somebody holds.
@@ -210,6 +222,31 @@ mod tests {
         assert_eq!(leases.take("b", Terms { now: 1021, ..terms }).unwrap().begins, 1021);
         leases.release("b", 2, None).unwrap();
         assert_eq!(leases.take("c", Terms { now: 1130, ..terms }).unwrap().begins, 1121);
+    }
+
+    #[test]
+    fn what_may_be_held_after_a_restore_is_lent_to_nobody() {
+        let terms = |now| Terms { now, ttl: 100, numbers: 8 };
+        let mut leases = Leases::default();
+        for owner in ["a", "b", "c", "d"] {
+            leases.take(owner, terms(0)).unwrap();
+        }
+        leases.release("b", 2, Some(10)).unwrap();
+        leases.release("c", 3, Some(20)).unwrap();
+        // At 50, a and d are held. Since then up to three may have been taken: the next in order are 4, 5, 6.
+        let mut restored = leases.clone();
+        restored.hold(50, 3, Terms { ttl: 1000, ..terms(200) });
+        assert_eq!(restored.take("e", terms(200)).unwrap().number, 7, "the first that nobody can have");
+        assert_eq!(restored.take("f", terms(200)).unwrap().number, 1, "then those that were free all the time");
+        assert_eq!(restored.take("g", terms(200)).unwrap().number, 2);
+        assert!(restored.take("h", terms(200)).is_err(), "everything else may be held");
+        assert!(restored.renew("a", 1, terms(200)).is_err(), "it may be another's by now");
+        let late = restored.take("h", terms(1200)).unwrap();
+        assert!(late.begins >= 1200 || late.number == 1 || late.number == 2 || late.number == 7, "{late:?}");
+        // More than there are.
+        leases.hold(50, 100, Terms { ttl: 1000, ..terms(200) });
+        assert!(leases.take("e", terms(200)).is_err());
+        assert!(leases.take("e", terms(1201)).is_ok());
     }
 
     proptest! {

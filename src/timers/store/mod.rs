@@ -21,7 +21,7 @@ pub use claim::Claimed;
 pub use due::Entry;
 pub use insert::{Inserted, Inserter};
 pub use list::Page;
-pub use restored::pause_what_was_due;
+pub use restored::pause_what_may_have_fired;
 pub use row::{TimerRow, not_found};
 pub use settle::{Settled, Settlement};
 

@@ -28,7 +28,7 @@ pub use quarantine::{
     waiting_sizes,
 };
 pub use records::{Neighbours, NewRow, Stored, insert, neighbours, stored};
-pub use shards::{Written, begin_shard, move_position, shards, take_shard, written};
+pub use shards::{Written, begin_shard, forget_positions, move_position, shards, take_shard, written};
 pub use tallies::{Tally, TallyKey, add_tallies, tallies};
 
 pub use crate::database::unavailable;

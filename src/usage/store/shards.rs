@@ -60,6 +60,12 @@ pub async fn begin_shard(
     Ok(begun.execute(connection).await?.rows_affected() == 1)
 }
 
+/// After the ledger and the stream were put back, each to a moment of its own: what the stream has is read again, and the ledger
+/// knows what it knows. Sequences of before say nothing about it.
+pub async fn forget_positions(database: &PgPool) -> Result<(), sqlx::Error> {
+    sqlx::query("update usage_shards set stream_created = 'restored'").execute(database).await.map(drop)
+}
+
 /// Moves the position, if it is where we left it. Whoever finds it elsewhere is not the writer any more. From then on the
 /// ranges that somebody works on stay as they are until the transaction ends.
 pub async fn move_position(
