@@ -109,9 +109,7 @@ pub async fn backup(config: &Config, folder: &Path, say: &mut dyn FnMut(String))
     };
     // Last: a folder without it is no backup.
     let text = serde_json::to_string_pretty(&manifest).expect("a manifest is JSON");
-    let path = folder.join(MANIFEST);
-    let mut to = private(&path)?;
-    to.write_all(text.as_bytes()).and_then(|()| to.sync_all()).map_err(|source| file(&path, source))?;
+    write(&folder.join(MANIFEST), &text)?;
     Ok(manifest)
 }
 
@@ -218,8 +216,7 @@ fn added_up(folder: &Path, margins: Margins) -> Result<Margins> {
     };
     let all: Vec<Margins> = before.into_iter().chain([margins]).collect();
     let text = serde_json::to_string_pretty(&all).expect("numbers are JSON");
-    let mut to = private(&path)?;
-    to.write_all(text.as_bytes()).and_then(|()| to.sync_all()).map_err(|source| file(&path, source))?;
+    write(&path, &text)?;
     let sum = |of: fn(&Margins) -> u32| all.iter().map(of).fold(0, u32::saturating_add);
     Ok(Margins { numbers: sum(|one| one.numbers), workers: sum(|one| one.workers), ..margins })
 }
@@ -269,6 +266,12 @@ async fn refuse_what_is_there(
 fn private(path: &Path) -> Result<File> {
     let opened = File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
     opened.map_err(|source| file(path, source))
+}
+
+/// Writes such a file, and returns when it is on disk.
+fn write(path: &Path, text: &str) -> Result<()> {
+    let mut to = private(path)?;
+    to.write_all(text.as_bytes()).and_then(|()| to.sync_all()).map_err(|source| file(path, source))
 }
 
 fn size(path: &Path) -> Result<u64> {

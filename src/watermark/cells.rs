@@ -121,12 +121,16 @@ impl Parts<'_> {
         entry.map(|entry| entry.value).ok_or_else(|| Error::internal(format!("{key} is missing")))
     }
 
+    /// The names of all parts.
+    async fn names(self) -> Result<Vec<String>> {
+        let keys = self.bucket.keys(&part(self.key, ">")).await.inspect_err(|_| storage_error("read"))?;
+        Ok(keys.into_iter().map(|key| self.name(&key)).collect())
+    }
+
     /// All parts by their names.
     pub async fn all(self) -> Result<Vec<(String, Bytes)>> {
-        let keys = self.bucket.keys(&part(self.key, ">")).await.inspect_err(|_| storage_error("read"))?;
-        let names = keys.into_iter().map(|key| self.name(&key));
         let read = async |name: String| self.read(&name).await.map(|value| (name, value));
-        stream::iter(names).map(read).buffer_unordered(AT_ONCE).try_collect().await
+        stream::iter(self.names().await?).map(read).buffer_unordered(AT_ONCE).try_collect().await
     }
 
     /// The parts that were written after a revision, one after the other: for a few.
@@ -220,8 +224,7 @@ impl<S: State> Cells<S> {
 
     /// The names of the parts beside a key's value.
     pub async fn part_names(&self, key: &str) -> Result<Vec<String>> {
-        let keys = self.bucket.keys(&part(key, ">")).await?;
-        Ok(keys.iter().map(|found| found[part(key, "").len()..].to_owned()).collect())
+        Parts { bucket: &self.bucket, key }.names().await
     }
 
     /// Writes what is made of a key's state without its parts, in one attempt: for a store that nobody else uses meanwhile.
