@@ -83,7 +83,9 @@ impl ReplyHeaders {
     pub const RESET: &str = "X-RateLimit-Reset";
     /// Where the next page of the feed begins, for those who ask for it before they read this one.
     pub const NEXT_POSITION: &str = "Tidemark-Next-Position";
-    pub const ALL: [&str; 4] = [Self::LIMIT, Self::REMAINING, Self::RESET, Self::NEXT_POSITION];
+    /// Positions behind that one, each as far from the one before as this page was long, for those who read several at once.
+    pub const POSITIONS_AHEAD: &str = "Tidemark-Positions-Ahead";
+    pub const ALL: [&str; 5] = [Self::LIMIT, Self::REMAINING, Self::RESET, Self::NEXT_POSITION, Self::POSITIONS_AHEAD];
 
     /// Ones that can be set, if the operation does.
     pub fn of(info: &super::Info) -> Self {

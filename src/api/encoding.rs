@@ -1,10 +1,13 @@
 //! How requests and replies are written: JSON, or MessagePack where the caller says so.
 
+use std::fmt::Display;
+
 use bytes::Bytes;
 use serde::{
     Serialize,
     de::{DeserializeOwned, value::MapDeserializer},
 };
+use serde_json::Value;
 
 use crate::error::{Error, Result};
 
@@ -40,6 +43,14 @@ impl Encoding {
         .map(Bytes::from)
     }
 
+    /// A reply of our own server: whole and sound, or somebody else's.
+    pub fn decode_reply<T: DeserializeOwned>(self, body: &[u8]) -> Result<T> {
+        match self {
+            Encoding::Json => serde_json::from_slice(body).map_err(Error::internal),
+            Encoding::MessagePack => rmp_serde::from_slice(body).map_err(Error::internal),
+        }
+    }
+
     /// A request is an object: serde would also take a list for one, by position, and `[3]` says nothing to a reader.
     pub fn decode_request<T: DeserializeOwned>(self, body: &[u8]) -> Result<T> {
         let begins_object = match self {
@@ -59,18 +70,25 @@ impl Encoding {
                 let nothing = MapDeserializer::<_, serde_json::Error>::new(std::iter::empty::<(&str, &str)>());
                 T::deserialize(nothing).map_err(|error| Error::invalid(error.to_string()))
             }
-            Encoding::Json => serde_json::from_slice(body).or_else(|error| {
-                named::<T, _>(&mut serde_json::Deserializer::from_slice(body))?;
-                // The value is sound, so what follows it is not.
-                Err(Error::invalid(format!("body: {error}")))
-            }),
+            Encoding::Json => serde_json::from_slice(body).map_err(|error| self.at_fault::<T>(body, &error)),
             Encoding::MessagePack => {
                 let mut rest = body;
                 let value = T::deserialize(&mut rmp_serde::Deserializer::new(&mut rest))
-                    .or_else(|_| named(&mut rmp_serde::Deserializer::new(body)))?;
+                    .map_err(|error| self.at_fault::<T>(body, &error))?;
                 if rest.is_empty() { Ok(value) } else { Err(Error::invalid("body: more bytes than one value")) }
             }
         }
+    }
+
+    /// Looks again at what was not understood, for the field at fault. By way of a value without a type, so that there is one
+    /// second look for all encodings.
+    fn at_fault<T: DeserializeOwned>(self, body: &[u8], error: &dyn Display) -> Error {
+        let value: Option<Value> = match self {
+            Encoding::Json => serde_json::from_slice(body).ok(),
+            Encoding::MessagePack => rmp_serde::from_slice(body).ok(),
+        };
+        let named = value.and_then(|value| named::<T, _>(value).err());
+        named.unwrap_or_else(|| Error::invalid(format!("body: {error}")))
     }
 }
 
@@ -125,6 +143,9 @@ mod tests {
             let error = Encoding::Json.decode::<Sample>(body.as_bytes()).unwrap_err();
             assert!(error.message.contains(expected), "{body}: {error}");
         }
+        let body = rmp_serde::to_vec_named(&serde_json::json!({ "ids": [1, "x"] })).unwrap();
+        let error = Encoding::MessagePack.decode::<Sample>(&body).unwrap_err();
+        assert!(error.message.starts_with("ids[1]: "), "{error}");
         for list in [&b" [3]"[..], b"3", b"nothing"] {
             assert_eq!(Encoding::Json.decode_request::<Sample>(list).unwrap_err().message, "body: must be an object");
         }

@@ -1,12 +1,11 @@
 use std::{process::ExitCode, time::Duration};
 
-use chrono::Utc;
 use clap::Args;
 use futures::StreamExt;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
-use super::{Failure, Outcome, print};
+use super::{Failure, Outcome, print, screen};
 use crate::{config::Config, instance::Report, jetstream, nats};
 
 /// Instances answer within milliseconds; nobody knows how many there are.
@@ -42,19 +41,14 @@ pub async fn run(config: &Config, options: Options) -> Outcome {
     if reports.is_empty() {
         return Err(Failure("no instance answers".into()));
     }
-    print(format_args!(
-        "{:>6}  {:<24} {:<16} {:<8} {:>10}  ranges held",
-        "number", "instance", "roles", "version", "uptime"
-    ))?;
-    for Report { instance, number, roles, version, started_at, ranges } in reports {
-        let number = number.map_or("-".into(), |number| number.to_string());
-        let uptime = (Utc::now() - started_at).num_seconds().max(0);
-        let uptime = format!("{}:{:02}:{:02}", uptime / 3600, uptime / 60 % 60, uptime % 60);
-        let held: Vec<String> = ranges.iter().map(|range| format!("{} ({})", range.counter, range.numbers)).collect();
-        let (roles, held) = (roles.join(","), held.join(", "));
-        print(format_args!("{number:>6}  {instance:<24} {roles:<16} {version:<8} {uptime:>10}  {held}"))?;
-    }
+    screen::Table::of(&["number", "instance", "roles", "version", "started", "ranges held"], reports, cells)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn cells(Report { instance, number, roles, version, started_at, ranges }: Report) -> Vec<String> {
+    let number = number.map_or("-".into(), |number| number.to_string());
+    let held: Vec<String> = ranges.iter().map(|range| format!("{} ({})", range.counter, range.numbers)).collect();
+    vec![number, instance, roles.join(","), version, screen::moment(started_at), held.join(", ")]
 }
 
 /// One request that everybody answers.

@@ -70,7 +70,7 @@ enum Command {
     Backup(backup::BackupOptions),
     /// Put a backup into servers that nobody serves on, so that no id is given again.
     Restore(backup::RestoreOptions),
-    /// List who is alive: number, roles, version, uptime, ranges held.
+    /// List who is alive: number, roles, version, start, ranges held.
     Instances(instances::Options),
     /// Print the OpenAPI document.
     Openapi,

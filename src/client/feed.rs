@@ -1,5 +1,7 @@
 //! The usage feed, read on and on.
 
+use std::collections::VecDeque;
+
 use tokio::task::JoinHandle;
 
 use super::{Client, Reply, header};
@@ -29,8 +31,25 @@ pub struct Feed {
     tenant: Name,
     /// Where the next page begins.
     position: Option<String>,
-    coming: Option<JoinHandle<Result<Reply>>>,
+    /// One behind the other.
+    coming: VecDeque<Coming>,
 }
+
+/// A page that was asked for.
+struct Coming {
+    from: Option<String>,
+    until: Option<String>,
+    reply: JoinHandle<Result<Reply>>,
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.reply.abort();
+    }
+}
+
+/// Pages that are on their way at most. The server reads one while it writes down the other.
+const AT_ONCE: usize = 2;
 
 /// Seconds until an empty page comes when there is nothing new.
 const WAIT: f64 = 10.0;
@@ -38,7 +57,7 @@ const WAIT: f64 = 10.0;
 impl Client {
     /// A tenant's feed from a position, or from its beginning.
     pub fn feed(&self, tenant: &Name, position: Option<String>) -> Feed {
-        Feed { client: self.clone(), tenant: tenant.clone(), position, coming: None }
+        Feed { client: self.clone(), tenant: tenant.clone(), position, coming: VecDeque::new() }
     }
 }
 
@@ -46,37 +65,57 @@ impl Feed {
     /// The next page. Empty if nothing new has come for some seconds: its watermark may have moved all the same. After an error
     /// the same page is asked for again.
     pub async fn next(&mut self) -> Result<FeedPage> {
-        let asked = match &mut self.coming {
-            Some(coming) => coming,
-            None => self.coming.insert(self.ask()),
-        };
-        let reply = asked.await;
-        self.coming = None;
-        let reply = reply.map_err(Error::internal)??;
-        // Told before the records are read, so that the next page can be asked for meanwhile.
-        let next = header(&reply.message, ReplyHeaders::NEXT_POSITION).map(str::to_owned);
-        let coming = next.map(|position| self.ask_for(Some(position)));
+        if self.coming.is_empty() {
+            self.ask(self.position.clone(), None);
+        }
+        let came = self.arrived().await;
+        if came.is_err() {
+            self.coming.clear();
+        }
+        came
+    }
+
+    async fn arrived(&mut self) -> Result<FeedPage> {
+        // Stays where it is until it is there: whoever gives up waiting finds it again.
+        let reply = (&mut self.coming[0].reply).await.map_err(Error::internal)??;
+        self.coming.pop_front();
+        // Told before the records are read, so that more can be asked for meanwhile.
+        self.ask_ahead(&reply);
         let page: FeedPage = reply.read()?;
         self.position = Some(page.next_position.clone());
-        self.coming = coming;
         Ok(page)
     }
 
-    fn ask(&self) -> JoinHandle<Result<Reply>> {
-        self.ask_for(self.position.clone())
-    }
-
-    fn ask_for(&self, position: Option<String>) -> JoinHandle<Result<Reply>> {
-        let (client, tenant) = (self.client.clone(), self.tenant.clone());
-        let request = FeedRequest { position, limit: Some(MOST_OF_THE_FEED), wait: Some(WAIT) };
-        tokio::spawn(async move { client.send::<ReadFeed>(&tenant, &request, &Context::default()).await })
-    }
-}
-
-impl Drop for Feed {
-    fn drop(&mut self) {
-        if let Some(coming) = &self.coming {
-            coming.abort();
+    /// Asks for the pages behind one.
+    fn ask_ahead(&mut self, reply: &Reply) {
+        let Some(next) = header(&reply.message, ReplyHeaders::NEXT_POSITION) else { return };
+        // A page that ended before it was meant to: what was asked for behind it is not the next one.
+        if self.coming.front().is_some_and(|coming| coming.from.as_deref() != Some(next)) {
+            self.coming.clear();
         }
+        let further = header(&reply.message, ReplyHeaders::POSITIONS_AHEAD).unwrap_or_default();
+        let positions: Vec<&str> =
+            std::iter::once(next).chain(further.split(',').filter(|one| !one.is_empty())).collect();
+        while self.coming.len() < AT_ONCE {
+            let from = match self.coming.back() {
+                Some(coming) => coming.until.as_deref(),
+                None => Some(next),
+            };
+            let Some(index) = positions.iter().position(|position| Some(*position) == from) else { return };
+            let until = positions.get(index + 1).map(|position| position.to_string());
+            self.ask(Some(positions[index].to_owned()), until);
+        }
+    }
+
+    fn ask(&mut self, from: Option<String>, until: Option<String>) {
+        let (client, tenant) = (self.client.clone(), self.tenant.clone());
+        let request = FeedRequest {
+            position: from.clone(),
+            until: until.clone(),
+            limit: Some(MOST_OF_THE_FEED),
+            wait: Some(WAIT),
+        };
+        let reply = async move { client.send::<ReadFeed>(&tenant, &request, &Context::default()).await };
+        self.coming.push_back(Coming { from, until, reply: tokio::spawn(reply) });
     }
 }

@@ -100,26 +100,9 @@ impl Client {
     }
 
     async fn send<O: Operation>(&self, target: &O::Target, request: &O::Request, context: &Context) -> Result<Reply> {
-        let mut headers = HeaderMap::new();
         let (encoding, body) = request.write()?;
-        headers.insert(CONTENT_TYPE, encoding.content_type());
-        if context.respond_async {
-            headers.insert(Context::PREFER_HEADER, "respond-async");
-        }
-        if let Some(user) = &context.user {
-            headers.insert(Context::USER_HEADER, &**user);
-        }
-        if let Some(key) = &context.idempotency_key {
-            headers.insert(IdempotencyKey::HEADER, key.as_str());
-        }
-        if let Some(trace) = context.trace.header() {
-            headers.insert(Trace::HEADER, trace);
-        }
-        if let Some(name) = &context.named {
-            headers.insert(Context::NAME_HEADER, &**name);
-        }
         let subject = O::INFO.subject(&self.prefix, target);
-        Ok(Reply { encoding, message: self.ask(subject, headers, body).await? })
+        Ok(Reply { encoding, message: self.ask(subject, headers(encoding, context), body).await? })
     }
 
     /// The events of a pattern, such as `timer.acme.>`, from now on.
@@ -167,6 +150,27 @@ impl Client {
     }
 }
 
+fn headers(encoding: Encoding, context: &Context) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, encoding.content_type());
+    if context.respond_async {
+        headers.insert(Context::PREFER_HEADER, "respond-async");
+    }
+    if let Some(user) = &context.user {
+        headers.insert(Context::USER_HEADER, &**user);
+    }
+    if let Some(key) = &context.idempotency_key {
+        headers.insert(IdempotencyKey::HEADER, key.as_str());
+    }
+    if let Some(trace) = context.trace.header() {
+        headers.insert(Trace::HEADER, trace);
+    }
+    if let Some(name) = &context.named {
+        headers.insert(Context::NAME_HEADER, &**name);
+    }
+    headers
+}
+
 /// What came back, not read yet.
 struct Reply {
     encoding: Encoding,
@@ -175,7 +179,7 @@ struct Reply {
 
 impl Reply {
     fn read<A: DeserializeOwned>(&self) -> Result<A> {
-        outcome(&self.message).and_then(|()| self.encoding.decode(&self.message.payload))
+        outcome(&self.message).and_then(|()| self.encoding.decode_reply(&self.message.payload))
     }
 }
 

@@ -14,8 +14,8 @@ use axum::{
 use super::{App, Ready, dialect, edge::Client, params::Params, text};
 use crate::{
     api::{
-        self, Call, Context, Encoding, IdempotencyKey, Method, Name, Operation, ReplyHeaders, Request as _, Surface,
-        Target,
+        self, Call, Context, Encoding, IdempotencyKey, Info, Method, Name, Operation, ReplyHeaders, Request as _,
+        Surface, Target,
     },
     error::{Code, Error, Result},
     telemetry::Trace,
@@ -88,27 +88,39 @@ async fn call<O: Operation>(
     reply: ReplyHeaders,
 ) -> Result<Response> {
     let ready = app.ready()?;
-    let (mut call, privileged) = understand::<O>(app, ready, path, request).await?;
-    call.context.reply = reply;
+    let (target, request, context, privileged) = {
+        let understood = understand(app, ready, &O::INFO, O::Request::WHOLE, path, request).await?;
+        let Understood { names, params, mut context, privileged } = understood;
+        context.reply = reply;
+        let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;
+        (target, params.request()?, context, privileged)
+    };
     let answer = match privileged {
-        false => ready.gateway.call(call).await?,
-        true => {
-            let Call { target, request, context } = call;
-            Box::pin(ready.gateway.call::<O::Privileged>(Call { target, request, context })).await?
-        }
+        false => ready.gateway.call::<O>(Call { target, request, context }).await?,
+        true => Box::pin(ready.gateway.call::<O::Privileged>(Call { target, request, context })).await?,
     };
     dialect::success(&O::INFO, O::status(&answer), encoding, &answer)
 }
 
-/// Admits the caller and reads what he asks for, and whether he has the privilege that the operation knows. Apart from the
-/// call, so that nothing of the request is carried through it.
-async fn understand<O: Operation>(
+/// What a request says, whatever its operation.
+struct Understood {
+    names: Vec<Name>,
+    params: Params,
+    context: Context,
+    /// Whether the caller has the privilege that the operation knows.
+    privileged: bool,
+}
+
+/// Admits the caller and reads what he asks for. Apart from the call, so that nothing of the request is carried through it,
+/// and the same code for every operation.
+async fn understand(
     app: &App,
     ready: &Ready,
+    info: &Info,
+    takes_whole_body: bool,
     path: HashMap<String, String>,
     request: Request,
-) -> Result<(Call<O>, bool)> {
-    let info = &O::INFO;
+) -> Result<Understood> {
     let (parts, body) = request.into_parts();
     // Before the body is read: strangers get no work out of us.
     let caller = match app.is_open(info.surface) {
@@ -133,7 +145,7 @@ async fn understand<O: Operation>(
     if !body.is_end_stream() {
         let body = read(body, app.config.http.body_limit).await?;
         let content_type = text(&parts.headers, "content-type");
-        match O::Request::WHOLE {
+        match takes_whole_body {
             true => params.set_body(content_type, body),
             false => params.add_body(content_type, body).await?,
         }
@@ -154,7 +166,6 @@ async fn understand<O: Operation>(
     let actor = audited.map(|caller| caller.to_string().into());
     let user = caller.as_ref().and_then(|caller| caller.user().map(Arc::from));
     let privileged = caller.is_some_and(|caller| info.privilege.is_some_and(|scope| caller.has(scope, info.surface)));
-    let target = O::Target::from_names(names).ok_or_else(|| Error::internal("a target of another shape"))?;
     let context = Context {
         idempotency_key: parts
             .headers
@@ -168,7 +179,7 @@ async fn understand<O: Operation>(
         user,
         reply: ReplyHeaders::default(),
     };
-    Ok((Call { target, request: params.request()?, context }, privileged))
+    Ok(Understood { names, params, context, privileged })
 }
 
 async fn read(body: Body, limit: usize) -> Result<bytes::Bytes> {

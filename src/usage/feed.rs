@@ -16,16 +16,22 @@ use super::{
     Usage,
     query::{fitting, within},
     record::invalid_field,
-    store::{self, FeedHeads, Lane, Listed, Row, unavailable},
+    store::{self, Lane, Listed, Row, unavailable},
 };
 use crate::{
     api::{
         Call, Handle, Name, ReplyHeaders,
-        usage::{FeedPage, FeedRequest, MOST_OF_THE_FEED, PAGE, ReadFeed},
+        usage::{FeedPage, LedgerRecord, MOST_OF_THE_FEED, PAGE, ReadFeed},
     },
     error::{Code, Error, Result},
     events::Events,
 };
+
+/// How many positions behind the next one are told.
+const AHEAD: i64 = 2;
+
+/// Records that are read before it is known how many fit into a message.
+const FIRST_LOOK: usize = 500;
 
 /// How long an answer may be held back.
 const MOST_WAIT: f64 = 25.0;
@@ -43,6 +49,19 @@ pub async fn tell(events: &Events, tenant: &str) {
 struct Position {
     live: i64,
     corrections: i64,
+}
+
+impl Position {
+    fn is_within(self, head: Self) -> bool {
+        self.live <= head.live && self.corrections <= head.corrections
+    }
+
+    /// Positions behind this one that the live lane has reached, each as far away as this one is from where its page began.
+    fn ahead(self, from: Self, head: Self) -> Vec<Self> {
+        let step = self.live - from.live;
+        let further = (1..=AHEAD).map(|times| Self { live: self.live + times * step, ..self });
+        further.take_while(|position| step > 0 && position.live < head.live).collect()
+    }
 }
 
 impl fmt::Display for Position {
@@ -68,42 +87,72 @@ impl Handle<ReadFeed> for Usage {
     async fn handle(&self, call: Call<ReadFeed>) -> Result<FeedPage> {
         let (tenant, request) = (&call.target, &call.request);
         let limit = within("limit", request.limit, PAGE, MOST_OF_THE_FEED)?;
-        let from = position(request)?;
+        let from = position("position", &request.position)?.unwrap_or_default();
+        let until = position("until", &request.until)?;
+        let asked = Asked { tenant, from, until, limit };
         let wait = request.wait.unwrap_or(0.0);
         if !(0.0..=MOST_WAIT).contains(&wait) {
             return Err(invalid_field("wait", format_args!("must lie between 0 and {MOST_WAIT} seconds")));
         }
-        let mut page = self.feed(tenant, from, limit).await?;
-        if page.records.is_empty() && wait > 0.0 {
+        let mut page = self.feed(&asked).await?;
+        if page.is_empty(from) && wait > 0.0 {
             let Some(_turn) = self.waiting_turns.try_take(tenant) else {
                 let message = "too many wait for this tenant's feed already";
                 return Err(Error::new(Code::RateLimited, message).retry_after(LOOK_AGAIN));
             };
             // An answer must come before whoever passes it on has given up.
             let wait = Duration::from_secs_f64(wait).min(self.longest_wait);
-            page = self.feed_later(tenant, from, limit, Instant::now() + wait).await?;
+            page = self.feed_later(&asked, Instant::now() + wait).await?;
         }
-        call.context.reply.set(ReplyHeaders::NEXT_POSITION, &page.next_position);
-        Ok(page)
+        let Page { records, next, ahead, watermark } = page;
+        call.context.reply.set(ReplyHeaders::NEXT_POSITION, next);
+        if !ahead.is_empty() {
+            let ahead: Vec<String> = ahead.iter().map(Position::to_string).collect();
+            call.context.reply.set(ReplyHeaders::POSITIONS_AHEAD, ahead.join(","));
+        }
+        Ok(FeedPage { records, next_position: next.to_string(), watermark })
     }
 }
 
-fn position(request: &FeedRequest) -> Result<Position> {
-    match request.position.as_deref() {
-        None | Some("") => Ok(Position::default()),
-        Some(text) => text.parse().map_err(|()| invalid_field("position", "must be the next_position of a page")),
+fn position(field: &str, text: &Option<String>) -> Result<Option<Position>> {
+    match text.as_deref() {
+        None | Some("") => Ok(None),
+        Some(text) => text.parse().map(Some).map_err(|()| invalid_field(field, "must be the next_position of a page")),
+    }
+}
+
+/// Which part of the feed is read.
+struct Asked<'a> {
+    tenant: &'a Name,
+    from: Position,
+    until: Option<Position>,
+    limit: usize,
+}
+
+struct Page {
+    records: Vec<LedgerRecord>,
+    next: Position,
+    /// Where the pages behind the next one may begin.
+    ahead: Vec<Position>,
+    watermark: Option<DateTime<Utc>>,
+}
+
+impl Page {
+    /// Whether there is nothing new. Records that are not kept any more are passed over, which leads on.
+    fn is_empty(&self, from: Position) -> bool {
+        self.next == from
     }
 }
 
 impl Usage {
     /// Waits for something new.
-    async fn feed_later(&self, tenant: &Name, from: Position, limit: usize, deadline: Instant) -> Result<FeedPage> {
+    async fn feed_later(&self, asked: &Asked<'_>, deadline: Instant) -> Result<Page> {
         // Without news it is looked now and then.
-        let mut news = self.events.follow(format!("usage.fed.{tenant}")).await.ok();
+        let mut news = self.events.follow(format!("usage.fed.{}", asked.tenant)).await.ok();
         loop {
             // Also right after listening has begun.
-            let page = self.feed(tenant, from, limit).await?;
-            if !page.records.is_empty() || Instant::now() >= deadline {
+            let page = self.feed(asked).await?;
+            if !page.is_empty(asked.from) || Instant::now() >= deadline {
                 return Ok(page);
             }
             let heard = async {
@@ -120,59 +169,74 @@ impl Usage {
         }
     }
 
-    async fn feed(&self, tenant: &Name, from: Position, limit: usize) -> Result<FeedPage> {
+    async fn feed(&self, asked: &Asked<'_>) -> Result<Page> {
+        let &Asked { tenant, from, until, limit } = asked;
         let _turn = self.reading_turns.take(tenant).await?;
         let tenant = tenant.as_str();
         let heads = store::feed_heads(&self.reading, tenant, self.shards).await.map_err(unavailable)?;
-        if from.live > heads.live || from.corrections > heads.corrections {
-            let problem = "is ahead of the ledger: it belongs to another tenant, or the ledger was put back";
-            return Err(invalid_field("position", problem));
+        let head = Position { live: heads.live, corrections: heads.corrections };
+        for (field, position) in [("position", Some(from)), ("until", until)] {
+            if position.is_some_and(|position| !position.is_within(head)) {
+                let problem = "is ahead of the ledger: it belongs to another tenant, or the ledger was put back";
+                return Err(invalid_field(field, problem));
+            }
+        }
+        let end = until.unwrap_or(head);
+        if !from.is_within(end) {
+            return Err(invalid_field("until", "lies before position"));
         }
         let mut reading = Reading { position: from, watermark: None, records: Vec::new(), bytes: self.most_bytes() };
         // More would not fit into a message.
         let limit = limit.min(reading.bytes / Row::LEAST_SIZE);
-        self.read_lane(tenant, Lane::Live, heads, limit, &mut reading).await?;
-        if reading.position.live == heads.live {
-            self.read_lane(tenant, Lane::Corrections, heads, limit, &mut reading).await?;
+        self.read_lane(tenant, Lane::Live, end.live, limit, &mut reading).await?;
+        let ahead = reading.position.ahead(from, head);
+        if reading.position.live == end.live {
+            self.read_lane(tenant, Lane::Corrections, end.corrections, limit, &mut reading).await?;
         }
-        if (reading.position.live, reading.position.corrections) == (heads.live, heads.corrections) {
-            reading.watermark = heads.judged_until;
-        }
-        let Reading { position, watermark, records, .. } = reading;
+        let Reading { position: next, watermark, records, .. } = reading;
+        let watermark = if next == head { heads.judged_until } else { watermark };
         let records = records.into_iter().map(|told: Told| told.row.record()).collect::<Result<_>>()?;
-        Ok(FeedPage { records, next_position: position.to_string(), watermark })
+        Ok(Page { records, next, ahead, watermark })
     }
 
     /// Reads on in one lane, as far as there is room.
-    async fn read_lane(
-        &self,
-        tenant: &str,
-        lane: Lane,
-        heads: FeedHeads,
-        limit: usize,
-        reading: &mut Reading,
-    ) -> Result<()> {
-        let (position, head) = match lane {
-            Lane::Live => (&mut reading.position.live, heads.live),
-            Lane::Corrections => (&mut reading.position.corrections, heads.corrections),
+    async fn read_lane(&self, tenant: &str, lane: Lane, end: i64, limit: usize, reading: &mut Reading) -> Result<()> {
+        let position = match lane {
+            Lane::Live => &mut reading.position.live,
+            Lane::Corrections => &mut reading.position.corrections,
         };
-        let up_to = head.min(*position + (limit - reading.records.len()) as i64);
+        let up_to = end.min(*position + (limit - reading.records.len()) as i64);
         if up_to == *position {
             return Ok(());
         }
-        let mut told = self.told(tenant, lane, *position, up_to).await?;
-        let fitting = if reading.bytes == 0 { 0 } else { fitting(told.iter().map(|told| &told.row), reading.bytes) };
+        let listed = store::listed(&self.reading, tenant, lane, *position, up_to).await.map_err(unavailable)?;
         // What is not kept any more is passed over.
-        *position = match told.get(fitting) {
-            Some(next) => next.position - 1,
-            None => up_to,
-        };
-        told.truncate(fitting);
-        reading.bytes = reading.bytes.saturating_sub(told.iter().map(|told| told.row.size()).sum());
-        if lane == Lane::Live {
-            reading.watermark = told.iter().rev().find_map(|told| told.until);
+        *position = up_to;
+        let (mut rest, mut most) = (&listed[..], FIRST_LOOK);
+        while let Some(first) = rest.first() {
+            if most == 0 {
+                *position = first.position - 1;
+                break;
+            }
+            let (now, later) = rest.split_at(most.min(rest.len()));
+            let mut told = self.told(now).await?;
+            let fitting =
+                if reading.bytes == 0 { 0 } else { fitting(told.iter().map(|told| &told.row), reading.bytes) };
+            let is_full = told.get(fitting).map(|next| *position = next.position - 1).is_some();
+            told.truncate(fitting);
+            let bytes: usize = told.iter().map(|told| told.row.size()).sum();
+            reading.bytes = reading.bytes.saturating_sub(bytes);
+            if lane == Lane::Live {
+                reading.watermark = told.iter().rev().find_map(|told| told.until).or(reading.watermark);
+            }
+            // As many as have room if they are like these: nothing is read in vain.
+            most = (told.len() * reading.bytes).checked_div(bytes).unwrap_or(most);
+            reading.records.extend(told);
+            rest = later;
+            if is_full {
+                break;
+            }
         }
-        reading.records.extend(told);
         Ok(())
     }
 }
@@ -186,9 +250,8 @@ struct Told {
 }
 
 impl Usage {
-    /// The entries after one position, up to another. What is not kept any more is left out.
-    async fn told(&self, tenant: &str, lane: Lane, after: i64, up_to: i64) -> Result<Vec<Told>> {
-        let listed = store::listed(&self.reading, tenant, lane, after, up_to).await.map_err(unavailable)?;
+    /// The records of these entries. What is not kept any more is left out.
+    async fn told(&self, listed: &[Listed]) -> Result<Vec<Told>> {
         let wanted: Vec<(Uuid, i32)> = listed.iter().map(|one| (one.id, one.revision)).collect();
         let here = async { store::find(&mut *self.reading.acquire().await?, &wanted).await };
         let mut rows = here.await.map_err(unavailable)?;
@@ -197,9 +260,10 @@ impl Usage {
         // One that was corrected twice is told twice.
         let each_once = rows.len() == listed.len();
         let mut row_of = |key: (Uuid, i32)| if each_once { rows.remove(&key) } else { rows.get(&key).cloned() };
-        let told =
-            |Listed { position, until, id, revision }| row_of((id, revision)).map(|row| Told { position, until, row });
-        Ok(listed.into_iter().filter_map(told).collect())
+        let told = |&Listed { position, until, id, revision }: &Listed| {
+            row_of((id, revision)).map(|row| Told { position, until, row })
+        };
+        Ok(listed.iter().filter_map(told).collect())
     }
 }
 

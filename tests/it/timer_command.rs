@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{Deployment, Process, Receiver, soon, tidemark};
+use crate::support::{Deployment, Process, Receiver, soon, tidemark, tidemark_on_a_terminal};
 
 #[tokio::test]
 async fn timers_at_the_command_line() {
@@ -77,4 +77,28 @@ async fn timers_at_the_command_line() {
         let (ok, printed) = timer(arguments).await;
         assert!(!ok && printed.contains(problem), "{arguments:?}: {printed}");
     }
+}
+
+#[tokio::test]
+async fn people_see_tables_colours_and_distances() {
+    let deployment = Deployment::new().await;
+    let _server = deployment.serve().await;
+    let set = ["timer", "set", "--in", "3h", "--topic", "a.b"];
+    let (code, id, err) = tidemark(&set, deployment.environment()).await;
+    assert_eq!(code, Some(0), "{err}");
+    let (code, shown) = tidemark_on_a_terminal(&["timer", "list"], deployment.environment()).await;
+    assert_eq!(code, Some(0), "{shown}");
+    let [names, row] = shown.lines().collect::<Vec<_>>()[..] else { panic!("a line of names and one row: {shown}") };
+    assert!(names.starts_with("\u{1b}[2mtimer\u{1b}[0m "), "names are dim: {names:?}");
+    assert!(row.contains("\u{1b}[33mpending\u{1b}[0m"), "what waits is yellow: {row:?}");
+    assert!(row.contains("(in 2 h)") && row.starts_with(id.trim()) && !row.contains('\t'), "{row:?}");
+    // The same for a script, or for whoever wants no colours.
+    let (_, piped, _) = tidemark(&["timer", "list"], deployment.environment()).await;
+    assert!(piped.contains("\tpending") && !piped.contains('\u{1b}') && !piped.contains("in 2 h"), "{piped:?}");
+    let mut plain = deployment.environment();
+    plain.insert("NO_COLOR".into(), "1".into());
+    let (_, shown) = tidemark_on_a_terminal(&["timer", "list"], plain).await;
+    assert!(shown.contains("(in 2 h)") && !shown.contains('\u{1b}'), "{shown:?}");
+    let (_, shown) = tidemark_on_a_terminal(&["instances"], deployment.environment()).await;
+    assert!(shown.contains("ranges held") && (shown.contains(" s ago)") || shown.contains("(now)")), "{shown:?}");
 }

@@ -9,7 +9,7 @@ use tidemark::api::usage::FeedRequest;
 
 use crate::{
     support::{Http, eventually},
-    usage::{RECORDS, ago, ledger, publish, record, with},
+    usage::{RECORDS, ago, ledger, publish, record, rows, with},
 };
 
 impl Http {
@@ -59,6 +59,8 @@ async fn records_come_in_the_order_of_acceptance_and_again_when_corrected() {
     assert_eq!(position, "2-0");
     let page = http.fed(&format!("position={position}")).await;
     assert_eq!(shown(page["records"].as_array().unwrap()), expected(&[("late", 1, "active")]));
+    let until = http.fed("position=1-0&until=2-0").await;
+    assert_eq!(shown(until["records"].as_array().unwrap()), expected(&[("b", 1, "active")]));
 
     let id = page["records"][0]["id"].as_str().unwrap().to_owned();
     http.amend(&id, json!({ "value": 2, "reason": "x" })).await;
@@ -107,6 +109,9 @@ async fn records_come_in_the_order_of_acceptance_and_again_when_corrected() {
         ("position=6-0", "position: is ahead"),
         ("position=0-9", "position: is ahead"),
         ("position=99999999999999999999-0", "position: must be"),
+        ("until=abc", "until: must be"),
+        ("until=6-0", "until: is ahead"),
+        ("position=3-0&until=2-3", "until: lies before"),
         ("limit=0", "limit: must lie"),
         ("limit=10001", "limit: must lie"),
         ("wait=26", "wait: must lie"),
@@ -118,6 +123,39 @@ async fn records_come_in_the_order_of_acceptance_and_again_when_corrected() {
         assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("validation_error")), "{query}");
         assert!(answer.json()["message"].as_str().unwrap().contains(problem), "{query}: {}", answer.text);
     }
+}
+
+/// The client has several pages on their way, which end where it was told unless their records are larger than those before.
+#[tokio::test]
+async fn pages_that_are_read_at_once_fit_together() {
+    let (deployment, _server, _) = ledger().await;
+    let nats = deployment.nats().await;
+    const MESSAGES: usize = 40;
+    const RECORDS_OF_ONE: usize = 150;
+    for message in 0..MESSAGES {
+        // A stretch of large ones in the middle.
+        let padding = "x".repeat(if (15..25).contains(&message) { 1500 } else { message });
+        let one = |number: usize| {
+            with(record("calls", &format!("{message}-{number}"), 1), "metadata", json!({ "padding": padding }))
+        };
+        let body = serde_json::to_vec(&(0..RECORDS_OF_ONE).map(one).collect::<Vec<_>>()).unwrap();
+        publish(&nats, "usage.default.default", &[], body).await;
+    }
+    let all = MESSAGES * RECORDS_OF_ONE;
+    let database = deployment.database().await;
+    eventually("all are in the ledger", async || (rows(&database).await == all as i64).then_some(())).await;
+    let expected: Vec<String> = (0..MESSAGES)
+        .flat_map(|message| (0..RECORDS_OF_ONE).map(move |number| format!("{message}-{number}")))
+        .collect();
+    let client = deployment.client().await;
+    let (mut feed, mut seen, mut pages) = (client.feed(&"default".parse().unwrap(), None), Vec::new(), Vec::new());
+    while seen.len() < all {
+        let page = feed.next().await.unwrap();
+        pages.push(page.records.len());
+        seen.extend(page.records.into_iter().map(|record| record.resource_id));
+    }
+    assert!(seen == expected, "each once, in the order of acceptance; pages of {pages:?}");
+    assert!(pages.len() > 5 && pages.iter().max() > pages.iter().min(), "{pages:?}");
 }
 
 #[tokio::test]

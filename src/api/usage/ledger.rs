@@ -122,6 +122,9 @@ pub struct FeedRequest {
     /// `next_position` of the page before; the beginning if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position: Option<String>,
+    /// A position where the page ends at the latest; at the end of the feed if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<String>,
     /// 1 to 10000, 100 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,

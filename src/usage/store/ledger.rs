@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use rust_decimal::Decimal;
-use sqlx::{FromRow, PgConnection, PgPool, Postgres, QueryBuilder};
+use sqlx::{FromRow, PgConnection, PgPool, Postgres, QueryBuilder, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// What [`Row`] reads.
+/// What [`Row`] reads, in this order.
 macro_rules! columns {
     () => {
         "id, revision, tenant_id, source_id, user_id, resource_id, resource_type, usage_type, metric_kind, value, \
@@ -20,7 +20,7 @@ macro_rules! columns {
 }
 pub(super) use columns;
 
-#[derive(Debug, Clone, FromRow)]
+#[derive(Debug, Clone)]
 pub struct Row {
     pub id: Uuid,
     pub revision: i32,
@@ -30,16 +30,44 @@ pub struct Row {
     resource_id: String,
     resource_type: Option<String>,
     usage_type: String,
-    metric_kind: String,
+    metric_kind: MetricKind,
     value: Decimal,
     pub event_timestamp: DateTime<Utc>,
     idempotency_key: String,
-    status: String,
+    status: Status,
     backfill_operation_id: Option<Uuid>,
     added_by: Option<Uuid>,
     lineage: Option<String>,
     metadata: Option<String>,
     created_at: DateTime<Utc>,
+}
+
+impl FromRow<'_, PgRow> for Row {
+    /// By place: names would be looked up in each of thousands of rows.
+    fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let unknown = |what: &str, word: &str| sqlx::Error::Decode(format!("a record has the {what} {word:?}").into());
+        let (kind, status) = (row.try_get(8)?, row.try_get(12)?);
+        Ok(Self {
+            id: row.try_get(0)?,
+            revision: row.try_get(1)?,
+            tenant_id: row.try_get(2)?,
+            source_id: row.try_get(3)?,
+            user_id: row.try_get(4)?,
+            resource_id: row.try_get(5)?,
+            resource_type: row.try_get(6)?,
+            usage_type: row.try_get(7)?,
+            metric_kind: MetricKind::from_word(kind).ok_or_else(|| unknown("kind", kind))?,
+            value: row.try_get(9)?,
+            event_timestamp: row.try_get(10)?,
+            idempotency_key: row.try_get(11)?,
+            status: Status::from_word(status).ok_or_else(|| unknown("status", status))?,
+            backfill_operation_id: row.try_get(13)?,
+            added_by: row.try_get(14)?,
+            lineage: row.try_get(15)?,
+            metadata: row.try_get(16)?,
+            created_at: row.try_get(17)?,
+        })
+    }
 }
 
 impl Row {
@@ -56,7 +84,6 @@ impl Row {
     }
 
     pub fn record(self) -> Result<LedgerRecord> {
-        let unknown = |what: &str, word: &str| Error::internal(format!("a record has the {what} {word:?}"));
         Ok(LedgerRecord {
             id: self.id,
             revision: self.revision,
@@ -66,11 +93,11 @@ impl Row {
             resource_id: self.resource_id,
             resource_type: self.resource_type,
             usage_type: self.usage_type,
-            metric_kind: MetricKind::from_word(&self.metric_kind).ok_or_else(|| unknown("kind", &self.metric_kind))?,
+            metric_kind: self.metric_kind,
             value: self.value.normalize().to_string(),
             event_timestamp: self.event_timestamp,
             idempotency_key: self.idempotency_key,
-            status: Status::from_word(&self.status).ok_or_else(|| unknown("status", &self.status))?,
+            status: self.status,
             backfill_operation_id: self.backfill_operation_id,
             added_by: self.added_by,
             lineage: self.lineage.map(|json| serde_json::from_str(&json)).transpose().map_err(Error::internal)?,

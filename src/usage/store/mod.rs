@@ -18,7 +18,7 @@ mod shards;
 mod tallies;
 
 pub use corrections::{NewChange, Next, deprecate, hold_record, note_change, revise};
-pub use feed::{Entry, FeedHeads, Lane, Listed, append_feed, feed_heads, find, listed};
+pub use feed::{Entry, Lane, Listed, append_feed, feed_heads, find, listed};
 pub use heads::{Head, heads, mend_heads, move_heads};
 pub use ledger::{Place, Row, Selection, changes, cursor_secret, page, versions};
 pub use minutes::{Count, MinuteKey, add_minutes, forget_minutes, minutes};

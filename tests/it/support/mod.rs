@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 pub use barrier::Barrier;
-pub use process::{Process, tidemark, tidemark_reading};
+pub use process::{Process, tidemark, tidemark_on_a_terminal, tidemark_reading};
 pub use proxy::Proxy;
 pub use receiver::{Answering, Received, Receiver};
 pub use servers::Servers;

@@ -2,6 +2,8 @@
 
 use std::{
     collections::HashMap,
+    fs::File,
+    io::Read,
     path::PathBuf,
     process::{Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
@@ -113,6 +115,26 @@ pub async fn tidemark_reading(
     let output = timeout(PATIENCE, child.wait_with_output()).await.expect("it never ended").unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// The same on a terminal: exit code, and what a person sees.
+pub async fn tidemark_on_a_terminal(arguments: &[&str], environment: HashMap<String, String>) -> (Option<i32>, String) {
+    let pty = nix::pty::openpty(None, None).unwrap();
+    let shown = tokio::task::spawn_blocking(move || {
+        let (mut terminal, mut shown, mut buffer) = (File::from(pty.master), Vec::new(), [0; 4096]);
+        // An error is how a terminal says that everybody has left it.
+        while let Ok(length @ 1..) = terminal.read(&mut buffer) {
+            shown.extend_from_slice(&buffer[..length]);
+        }
+        String::from_utf8(shown).unwrap().replace("\r\n", "\n")
+    });
+    let mut command = tokio::process::Command::from(command(arguments, environment));
+    command.env("TERM", "xterm").kill_on_drop(true);
+    command.stdout(pty.slave.try_clone().unwrap()).stderr(pty.slave);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let status = timeout(PATIENCE, child.wait()).await.expect("it never ended").unwrap();
+    (status.code(), shown.await.unwrap())
 }
 
 fn command(arguments: &[&str], environment: HashMap<String, String>) -> Command {
