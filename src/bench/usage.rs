@@ -223,7 +223,7 @@ pub async fn fill(database: &PgPool, count: i64) {
     let there: i64 =
         sqlx::query_scalar("select count(*) from usage_records").fetch_one(database).await.expect("a count");
     let step = 500_000;
-    for first in (there..count).step_by(step as usize) {
+    let make = async |first: i64| {
         let made = "insert into usage_records (id, tenant_id, source_id, resource_id, usage_type, metric_kind, value,
                  event_timestamp, idempotency_key, metadata, body_hash, series)
              select (left(usage_id_at(at)::text, 14) || substr(md5(number::text), 1, 4) || '-'
@@ -237,7 +237,8 @@ pub async fn fill(database: &PgPool, count: i64) {
              on conflict do nothing";
         let last = (first + step - 1).min(count);
         sqlx::query(made).bind(first).bind(last).bind(count).execute(database).await.expect("rows are made");
-    }
+    };
+    stream::iter((there..count).step_by(step as usize)).map(make).buffer_unordered(2).for_each(async |()| {}).await;
     sqlx::query("vacuum analyze usage_records").execute(database).await.expect("the rows are counted");
     sqlx::query("checkpoint").execute(database).await.ok();
 }

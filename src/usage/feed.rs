@@ -171,7 +171,7 @@ impl Usage {
 
     async fn feed(&self, asked: &Asked<'_>) -> Result<Page> {
         let &Asked { tenant, from, until, limit } = asked;
-        let _turn = self.reading_turns.take(tenant).await?;
+        let _turn = self.turn_to_read(tenant).await?;
         let tenant = tenant.as_str();
         let heads = store::feed_heads(&self.reading, tenant, self.shards).await.map_err(unavailable)?;
         let head = Position { live: heads.live, corrections: heads.corrections };

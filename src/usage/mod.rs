@@ -19,6 +19,7 @@ mod backfill;
 mod backlog;
 mod buckets;
 mod correct;
+mod courtesy;
 mod cursor;
 mod detaching;
 mod feed;
@@ -79,6 +80,7 @@ use crate::{
 };
 use backlog::Backlog;
 use buckets::Buckets;
+use courtesy::Courtesy;
 use cursor::Cursors;
 use historical::Historical;
 use limits::LimitTable;
@@ -107,6 +109,7 @@ pub struct Usage {
     backfills_at_once: Semaphore,
     /// Whose turn it is to read, and to wait for the feed.
     reading_turns: Turns,
+    courtesy: Arc<Courtesy>,
     waiting_turns: Turns,
     longest_wait: Duration,
     tracker: TaskTracker,
@@ -191,6 +194,7 @@ impl Usage {
             reconciliation_kept: usage.reconciliation_kept,
         };
         tracker.spawn(upkeep.run(stop.clone()));
+        let courtesy = Arc::new(Courtesy::default());
         let sink = Arc::new(Sink {
             database: sink_database,
             jetstream: jetstream_context(&sink_nats),
@@ -201,6 +205,7 @@ impl Usage {
             limits: limits.clone(),
             verdicts: verdicts.clone(),
             events: events.clone(),
+            courtesy: courtesy.clone(),
         });
         sink.start(usage.shards, &tracker, &stop);
         let buckets = Bucket::new(jetstream, format!("{prefix}_usage_limits"));
@@ -219,6 +224,7 @@ impl Usage {
             lease,
             backfill_pace: DefaultKeyedRateLimiter::keyed(Quota::per_second(pace).allow_burst(burst)),
             backfills_at_once: Semaphore::new(BACKFILLS),
+            courtesy,
             reading_turns: Turns::new((config.usage.readers / 2).max(1) as usize),
             waiting_turns: Turns::new(WAITS_OF_A_TENANT),
             longest_wait: config.http.request_timeout.saturating_sub(Duration::from_secs(2)),

@@ -37,7 +37,7 @@ impl Handle<QueryRecords> for Usage {
             statuses: &statuses,
             after,
         };
-        let _turn = self.reading_turns.take(tenant).await?;
+        let _turn = self.turn_to_read(tenant).await?;
         let mut rows = self.historical.page(&self.reading, &selection, size + 1).await?;
         let fitting = fitting(rows.iter(), self.most_bytes()).min(size);
         let is_more = rows.len() > fitting;
@@ -131,6 +131,11 @@ fn fingerprint(tenant: &Name, query: &RecordQuery) -> [u8; 16] {
 }
 
 impl Usage {
+    /// Lasts as long as what is returned.
+    pub(super) async fn turn_to_read(&self, tenant: &Name) -> Result<impl Sized + use<>> {
+        Ok((self.reading_turns.take(tenant).await?, self.courtesy.turn().await))
+    }
+
     /// An answer goes in one message, also over NATS.
     pub(super) fn most_bytes(&self) -> usize {
         const ROOM_FOR_THE_REST: usize = 64 * 1024;

@@ -26,6 +26,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    courtesy::Courtesy,
     feed,
     limits::LimitTable,
     store::{Written, begin_shard, released, shards, take_shard, written},
@@ -95,6 +96,7 @@ pub struct Sink {
     pub limits: LimitTable,
     pub verdicts: Arc<Verdicts>,
     pub events: Events,
+    pub courtesy: Arc<Courtesy>,
 }
 
 /// Why a shard begins again.
@@ -354,6 +356,7 @@ impl Sink {
         mut batch: Batch,
         patience: Duration,
     ) -> Result<Writer, Interrupted> {
+        self.courtesy.writes();
         match writer.write_within(patience, connection, &mut batch).await {
             Ok(()) => self.tell(&batch).await,
             Err(Interrupted::Database(error)) if is_about_data(&error) => {
