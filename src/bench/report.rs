@@ -24,9 +24,9 @@ pub fn json(rows: &[Row]) -> Value {
 }
 
 /// A page for the documentation: nobody types a figure.
-pub fn markdown(rows: &[Row], servers: &str) -> String {
+pub fn markdown(rows: &[Row], servers: &str, rounds: usize) -> String {
     let mut page = format!(
-        "# Performance\n\nWritten by `make bench` (`tidemark bench --markdown docs/performance.md --svg docs/plots`), {}, with\n\
+        "# Performance\n\nWritten by `make bench ARGS=\"--rounds {rounds}\"`, {}, with\n\
          Tidemark {}, {servers}, on {}.\nEverything runs on this one machine: both servers, Tidemark, and those who call it.\n\n\
          A ratio has both of its sides in this run, in turns. Absolute figures are this machine's.\n\n\
          | what | goal | measured | | |\n|---|---:|---:|---|---|\n",
@@ -133,7 +133,7 @@ mod tests {
         let told = json(&rows);
         assert_eq!(told["rows"][0]["ok"], true);
         assert_eq!(told["rows"][0]["unit"], "per_second");
-        let page = markdown(&rows, "nats-server 2");
+        let page = markdown(&rows, "nats-server 2", 10);
         assert!(
             page.contains("| usage, page of 100, p95 | at least 1,000,000/s | 1,234,567/s | met | quick |"),
             "{page}"

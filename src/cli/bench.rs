@@ -71,7 +71,7 @@ fn write(options: &Options, report: &Report) -> Result<(), Failure> {
         save(file, &serde_json::to_string_pretty(&bench::json(&report.rows))?)?;
     }
     if let Some(file) = &options.markdown {
-        save(file, &bench::markdown(&report.rows, &report.servers))?;
+        save(file, &bench::markdown(&report.rows, &report.servers, options.rounds))?;
     }
     if let Some(folder) = &options.svg {
         fs::create_dir_all(folder)?;
