@@ -152,6 +152,7 @@ async fn pages_that_are_read_at_once_fit_together() {
     while seen.len() < all {
         let page = feed.next().await.unwrap();
         pages.push(page.records.len());
+        assert!(!page.records.is_empty(), "{} of {all} are missing; pages of {pages:?}", all - seen.len());
         seen.extend(page.records.into_iter().map(|record| record.resource_id));
     }
     assert!(seen == expected, "each once, in the order of acceptance; pages of {pages:?}");
