@@ -145,6 +145,11 @@ async fn fill(http: &Http) {
     let withdrawn = http.deprecate(&id_of(&all, "withdrawn"), json!({ "reason": "never happened" })).await;
     assert_eq!((amended.status, withdrawn.status), (200, 200), "{} {}", amended.text, withdrawn.text);
     assert_eq!(http.verdict(json!([record("calls", "a", 1), record("calls", "live", 2)])).await.0, 2);
+    // A verdict comes before its message has left the stream, and what is read tells of both.
+    eventually("the stream is empty", async || {
+        (http.get(METADATA).await.json()["storage_health"]["backlog_messages"] == 0).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
