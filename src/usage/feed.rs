@@ -206,23 +206,18 @@ impl Usage {
             Lane::Corrections => &mut reading.position.corrections,
         };
         let up_to = end.min(*position + (limit - reading.records.len()) as i64);
-        if up_to == *position {
+        if up_to == *position || reading.bytes == 0 {
             return Ok(());
         }
         let listed = store::listed(&self.reading, tenant, lane, *position, up_to).await.map_err(unavailable)?;
         // What is not kept any more is passed over.
         *position = up_to;
         let (mut rest, mut most) = (&listed[..], FIRST_LOOK);
-        while let Some(first) = rest.first() {
-            if most == 0 {
-                *position = first.position - 1;
-                break;
-            }
+        while !rest.is_empty() {
             let (now, later) = rest.split_at(most.min(rest.len()));
             let mut told = self.told(now).await?;
-            let fitting =
-                if reading.bytes == 0 { 0 } else { fitting(told.iter().map(|told| &told.row), reading.bytes) };
-            let is_full = told.get(fitting).map(|next| *position = next.position - 1).is_some();
+            let fitting = fitting(told.iter().map(|told| &told.row), reading.bytes);
+            let unfitting = told.get(fitting).map(|told| told.position);
             told.truncate(fitting);
             let bytes: usize = told.iter().map(|told| told.row.size()).sum();
             reading.bytes = reading.bytes.saturating_sub(bytes);
@@ -233,7 +228,9 @@ impl Usage {
             most = (told.len() * reading.bytes).checked_div(bytes).unwrap_or(most);
             reading.records.extend(told);
             rest = later;
-            if is_full {
+            let unread = rest.first().map(|listed| listed.position).filter(|_| most == 0);
+            if let Some(without_room) = unfitting.or(unread) {
+                *position = without_room - 1;
                 break;
             }
         }
