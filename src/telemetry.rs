@@ -21,7 +21,8 @@ pub fn init_logs(telemetry: &Telemetry) -> Result<(), String> {
         Some(text) => EnvFilter::try_new(text).map_err(|error| format!("RUST_LOG: {error}"))?,
         None => EnvFilter::try_new(&telemetry.log_level).map_err(|error| format!("telemetry.log_level: {error}"))?,
     };
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = console::colors_enabled_stderr();
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     let started = match telemetry.log_format {
         LogFormat::Json => logs.json().flatten_event(true).try_init(),
         LogFormat::Pretty => logs.try_init(),

@@ -6,6 +6,7 @@
 
 mod call;
 mod encoding;
+mod json;
 mod name;
 mod operation;
 mod request;
@@ -20,6 +21,7 @@ pub mod usage;
 
 pub use call::{Call, Context, Handle, IdempotencyKey, ReplyHeaders};
 pub use encoding::{Encoding, named};
+pub use json::Json;
 pub use name::{Name, Target};
 pub use operation::{Info, Method, NoParameters, Operation, Route, Visitor};
 pub use request::{Request, WholeBody};

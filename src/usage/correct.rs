@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     api::{
-        Call, Context, Handle, Name,
+        Call, Context, Handle, Json, Name,
         usage::{
             AmendRecord, Amendment, DeprecateRecord, GetHistory, GetRecord, History, LedgerRecord, MetricKind, Status,
         },
@@ -58,7 +58,7 @@ impl Handle<AmendRecord> for Usage {
         let next = amended(&current, amendment)?;
         self.check_schema(&next, amendment.value.as_ref()).await?;
         let value = record::value(&json!(next.value))?;
-        let metadata = next.metadata.as_ref().map(record::metadata).transpose()?;
+        let metadata = next.metadata.as_ref().map(metadata).transpose()?;
         let next = Next {
             value,
             user_id: next.user_id.as_deref(),
@@ -213,7 +213,7 @@ impl Usage {
 fn shown(id: Uuid, versions: Vec<Row>) -> Result<Vec<LedgerRecord>> {
     match versions.is_empty() {
         true => Err(Error::new(Code::NotFound, format!("no record has the id {id}"))),
-        false => versions.into_iter().map(Row::record).collect(),
+        false => Ok(versions.into_iter().map(|row| row.record).collect()),
     }
 }
 
@@ -263,7 +263,7 @@ fn amended(current: &LedgerRecord, amendment: &Amendment) -> Result<LedgerRecord
         next.value = record::value(value)?.to_string();
     }
     if let Some(metadata) = &amendment.metadata {
-        next.metadata.clone_from(metadata);
+        next.metadata = metadata.as_ref().map(Json::from);
     }
     if let Some(resource_type) = &amendment.resource_type {
         next.resource_type.clone_from(resource_type);
@@ -272,6 +272,10 @@ fn amended(current: &LedgerRecord, amendment: &Amendment) -> Result<LedgerRecord
         next.user_id.clone_from(user_id);
     }
     Ok(next)
+}
+
+fn metadata(json: &Json) -> Result<String> {
+    record::metadata(&json.parse().map_err(Error::internal)?)
 }
 
 /// A reading lies between its neighbours, also one that is amended. The series is held from here on.

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::{
     Usage,
-    query::{fitting, within},
+    query::within,
     record::invalid_field,
     store::{self, Lane, Listed, Row, unavailable},
 };
@@ -56,9 +56,8 @@ impl Position {
         self.live <= head.live && self.corrections <= head.corrections
     }
 
-    /// Positions behind this one that the live lane has reached, each as far away as this one is from where its page began.
-    fn ahead(self, from: Self, head: Self) -> Vec<Self> {
-        let step = self.live - from.live;
+    /// Positions behind this one that the live lane has reached.
+    fn ahead(self, step: i64, head: Self) -> Vec<Self> {
         let further = (1..=AHEAD).map(|times| Self { live: self.live + times * step, ..self });
         further.take_while(|position| step > 0 && position.live < head.live).collect()
     }
@@ -185,17 +184,21 @@ impl Usage {
         if !from.is_within(end) {
             return Err(invalid_field("until", "lies before position"));
         }
-        let mut reading = Reading { position: from, watermark: None, records: Vec::new(), bytes: self.most_bytes() };
+        let bytes = self.most_bytes();
         // More would not fit into a message.
-        let limit = limit.min(reading.bytes / Row::LEAST_SIZE);
+        let limit = limit.min(bytes / Row::LEAST_SIZE);
+        // Whoever says where his page ends knows from the page before what fits.
+        let most = if until.is_some() { limit } else { FIRST_LOOK };
+        let mut reading = Reading { position: from, watermark: None, records: Vec::new(), bytes, most };
         self.read_lane(tenant, Lane::Live, end.live, limit, &mut reading).await?;
-        let ahead = reading.position.ahead(from, head);
+        let came = (reading.position.live - from.live) as usize;
+        let step = like_these(came, bytes - reading.bytes, bytes).min(limit);
+        let ahead = reading.position.ahead(step as i64, head);
         if reading.position.live == end.live {
             self.read_lane(tenant, Lane::Corrections, end.corrections, limit, &mut reading).await?;
         }
         let Reading { position: next, watermark, records, .. } = reading;
         let watermark = if next == head { heads.judged_until } else { watermark };
-        let records = records.into_iter().map(|told: Told| told.row.record()).collect::<Result<_>>()?;
         Ok(Page { records, next, ahead, watermark })
     }
 
@@ -206,29 +209,34 @@ impl Usage {
             Lane::Corrections => &mut reading.position.corrections,
         };
         let up_to = end.min(*position + (limit - reading.records.len()) as i64);
-        if up_to == *position || reading.bytes == 0 {
+        if up_to == *position || reading.most == 0 {
             return Ok(());
         }
         let listed = store::listed(&self.reading, tenant, lane, *position, up_to).await.map_err(unavailable)?;
         // What is not kept any more is passed over.
         *position = up_to;
-        let (mut rest, mut most) = (&listed[..], FIRST_LOOK);
+        let mut rest = &listed[..];
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(most.min(rest.len()));
-            let mut told = self.told(now).await?;
-            let fitting = fitting(told.iter().map(|told| &told.row), reading.bytes);
-            let unfitting = told.get(fitting).map(|told| told.position);
-            told.truncate(fitting);
-            let bytes: usize = told.iter().map(|told| told.row.size()).sum();
-            reading.bytes = reading.bytes.saturating_sub(bytes);
-            if lane == Lane::Live {
-                reading.watermark = told.iter().rev().find_map(|told| told.until).or(reading.watermark);
+            let (now, later) = rest.split_at(reading.most.min(rest.len()));
+            rest = later;
+            let (before, room) = (reading.records.len(), reading.bytes);
+            let mut unfitting = None;
+            for (listed, row) in now.iter().zip(self.rows(now).await?) {
+                let Some(Row { record, size }) = row else { continue };
+                if size > reading.bytes && !reading.records.is_empty() {
+                    unfitting = Some(listed.position);
+                    break;
+                }
+                reading.bytes = reading.bytes.saturating_sub(size);
+                reading.records.push(record);
+                if lane == Lane::Live {
+                    reading.watermark = listed.until.or(reading.watermark);
+                }
             }
             // As many as have room if they are like these: nothing is read in vain.
-            most = (told.len() * reading.bytes).checked_div(bytes).unwrap_or(most);
-            reading.records.extend(told);
-            rest = later;
-            let unread = rest.first().map(|listed| listed.position).filter(|_| most == 0);
+            let read = reading.records.len() - before;
+            reading.most = (read * reading.bytes).checked_div(room - reading.bytes).unwrap_or(reading.most);
+            let unread = rest.first().map(|listed| listed.position).filter(|_| reading.most == 0);
             if let Some(without_room) = unfitting.or(unread) {
                 *position = without_room - 1;
                 break;
@@ -236,39 +244,47 @@ impl Usage {
         }
         Ok(())
     }
-}
 
-/// One entry of the feed.
-struct Told {
-    position: i64,
-    /// Of the last entry of a transaction.
-    until: Option<DateTime<Utc>>,
-    row: Row,
-}
-
-impl Usage {
-    /// The records of these entries. What is not kept any more is left out.
-    async fn told(&self, listed: &[Listed]) -> Result<Vec<Told>> {
+    /// The records of these entries, each in its place. None for one that is not kept any more.
+    async fn rows(&self, listed: &[Listed]) -> Result<Vec<Option<Row>>> {
         let wanted: Vec<(Uuid, i32)> = listed.iter().map(|one| (one.id, one.revision)).collect();
         let here = async { store::find(&mut *self.reading.acquire().await?, &wanted).await };
         let mut rows = here.await.map_err(unavailable)?;
-        let missing: Vec<(Uuid, i32)> = wanted.into_iter().filter(|one| !rows.contains_key(one)).collect();
-        rows.extend(self.historical.found(&self.reading, &missing).await?);
-        // One that was corrected twice is told twice.
-        let each_once = rows.len() == listed.len();
-        let mut row_of = |key: (Uuid, i32)| if each_once { rows.remove(&key) } else { rows.get(&key).cloned() };
-        let told = |&Listed { position, until, id, revision }: &Listed| {
-            row_of((id, revision)).map(|row| Told { position, until, row })
-        };
-        Ok(listed.iter().filter_map(told).collect())
+        self.historical.fill_in(&self.reading, &wanted, &mut rows).await?;
+        Ok(rows)
     }
+}
+
+/// How many would fit into so many bytes if they are like those that came, and a little less: a page that ends before it was
+/// meant to spoils those behind it.
+fn like_these(came: usize, their_bytes: usize, bytes: usize) -> usize {
+    let fitting = (came * bytes).checked_div(their_bytes).unwrap_or(0);
+    fitting - fitting / 16
 }
 
 /// A page while it is read.
 struct Reading {
     position: Position,
     watermark: Option<DateTime<Utc>>,
-    records: Vec<Told>,
+    records: Vec<LedgerRecord>,
     /// What is left of a message.
     bytes: usize,
+    /// Records that are looked up at once.
+    most: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_are_asked_for_ahead_stay_as_large() {
+        const BYTES: usize = 1_000_000;
+        let mut came = BYTES / 650;
+        for _ in 0..100 {
+            came = like_these(came, came * 650, BYTES);
+            assert!((1400..1500).contains(&came), "{came}");
+        }
+        assert_eq!((like_these(0, 0, BYTES), like_these(7, 0, BYTES)), (0, 0), "nothing is known");
+    }
 }

@@ -46,7 +46,7 @@ impl Handle<QueryRecords> for Usage {
             Some(last) => Some(self.cursors.seal(&self.reading, fingerprint, last.place(), now).await?),
             None => None,
         };
-        Ok(RecordPage { records: rows.into_iter().map(Row::record).collect::<Result<_>>()?, next_cursor })
+        Ok(RecordPage { records: rows.into_iter().map(|row| row.record).collect(), next_cursor })
     }
 }
 
@@ -59,10 +59,10 @@ pub fn within(field: &str, given: Option<usize>, default: usize, most: usize) ->
 }
 
 /// How many of the rows fit into one message. The first always does.
-pub fn fitting<'a>(rows: impl Iterator<Item = &'a Row>, most_bytes: usize) -> usize {
+fn fitting<'a>(rows: impl Iterator<Item = &'a Row>, most_bytes: usize) -> usize {
     let mut bytes = 0;
     let fits = |row: &&Row| {
-        bytes += row.size();
+        bytes += row.size;
         bytes <= most_bytes
     };
     rows.take_while(fits).count().max(1)

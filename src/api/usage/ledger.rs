@@ -1,12 +1,13 @@
 //! Reading the ledger, and correcting it.
 
-use chrono::{DateTime, Utc};
-use serde::{Deserialize, Deserializer, Serialize};
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::MetricKind;
+use crate::api::Json;
 
 /// Records of one page, unless asked for otherwise, and at most.
 pub const PAGE: usize = 100;
@@ -60,6 +61,7 @@ pub struct LedgerRecord {
     pub metric_kind: MetricKind,
     /// Exactly as it was sent.
     pub value: String,
+    #[serde(serialize_with = "moment")]
     pub event_timestamp: DateTime<Utc>,
     pub idempotency_key: String,
     pub status: Status,
@@ -70,9 +72,16 @@ pub struct LedgerRecord {
     #[schema(value_type = Option<String>)]
     pub added_by: Option<Uuid>,
     pub lineage: Option<Vec<String>>,
-    pub metadata: Option<Value>,
+    #[schema(value_type = Option<Value>)]
+    pub metadata: Option<Json>,
     /// When it was written down.
+    #[serde(serialize_with = "moment")]
     pub created_at: DateTime<Utc>,
+}
+
+/// The same text as chrono's own, which grows it piece by piece: there are thousands in a page.
+fn moment<S: Serializer>(moment: &DateTime<Utc>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&moment.to_rfc3339_opts(SecondsFormat::AutoSi, true))
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]

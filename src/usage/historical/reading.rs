@@ -1,6 +1,6 @@
 //! Both databases as one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use chrono::TimeDelta;
 use sqlx::{PgConnection, PgPool};
@@ -26,7 +26,7 @@ impl Historical {
         let here = store::page(&mut connection, selection, most).await.map_err(unavailable)?;
         // What moves from now on was found here.
         let moved = moved(&mut connection).await.map_err(unavailable)?;
-        let to = here.get(most - 1).map(|last| last.event_timestamp).or(selection.to);
+        let to = here.get(most - 1).map(|last| last.record.event_timestamp).or(selection.to);
         if !moved.overlaps(selection.begin(), to) {
             return Ok(here);
         }
@@ -41,7 +41,7 @@ impl Historical {
         let mut selection = selection.clone();
         if let Some(last) = rows.get(most - 1) {
             // What comes after a full page is for the next.
-            selection.to = Some(last.event_timestamp + TimeDelta::microseconds(1));
+            selection.to = Some(last.record.event_timestamp + TimeDelta::microseconds(1));
         }
         rows.extend(page_of_the_rest(&mut there, &mut here, &moved, selection, most).await?);
         rows.sort_unstable_by_key(Row::place);
@@ -49,17 +49,23 @@ impl Historical {
         Ok(rows)
     }
 
-    /// What the historical database has of feed entries that are not here.
-    pub async fn found(&self, reading: &PgPool, wanted: &[(Uuid, i32)]) -> Result<HashMap<(Uuid, i32), Row>> {
-        if wanted.is_empty() {
-            return Ok(HashMap::new());
+    /// Fills in what only the historical database has.
+    pub async fn fill_in(&self, reading: &PgPool, wanted: &[(Uuid, i32)], rows: &mut [Option<Row>]) -> Result<()> {
+        if rows.iter().all(Option::is_some) {
+            return Ok(());
         }
         let moved = moved(&mut *reading.acquire().await.map_err(unavailable)?).await.map_err(unavailable)?;
-        let wanted: Vec<(Uuid, i32)> = wanted.iter().filter(|(id, _)| moved.may_have(*id)).copied().collect();
-        match wanted.is_empty() {
-            true => Ok(HashMap::new()),
-            false => store::find(&mut *self.reader().await?, &wanted).await.map_err(away),
+        let is_there = |place: &usize| rows[*place].is_none() && moved.may_have(wanted[*place].0);
+        let gaps: Vec<usize> = (0..rows.len()).filter(is_there).collect();
+        if gaps.is_empty() {
+            return Ok(());
         }
+        let wanted: Vec<(Uuid, i32)> = gaps.iter().map(|place| wanted[*place]).collect();
+        let found = store::find(&mut *self.reader().await?, &wanted).await.map_err(away)?;
+        for (place, row) in gaps.into_iter().zip(found) {
+            rows[place] = row;
+        }
+        Ok(())
     }
 
     /// All revisions of a tenant's record, oldest first.
@@ -71,7 +77,7 @@ impl Historical {
         }
         drop(connection);
         let there = store::versions(&mut *self.reader().await?, tenant, id).await.map_err(away)?;
-        let by_revision = |row: Row| (row.revision, row);
+        let by_revision = |row: Row| (row.record.revision, row);
         let versions: BTreeMap<i32, Row> = there.into_iter().chain(here).map(by_revision).collect();
         Ok(versions.into_values().collect())
     }
@@ -88,10 +94,10 @@ async fn page_of_the_rest(
     let (mut rest, step) = (Vec::new(), most.max(STEP));
     loop {
         let rows = store::page(there, &selection, step).await.map_err(away)?;
-        let shadowed = present(here, rows.iter().map(|row| (row.id, row.revision))).await.map_err(unavailable)?;
+        let shadowed = present(here, rows.iter().map(Row::key)).await.map_err(unavailable)?;
         let is_last = rows.len() < step;
         selection.after = rows.last().map(Row::place);
-        let is_theirs = |row: &Row| moved.may_have(row.id) && !shadowed.contains(&(row.id, row.revision));
+        let is_theirs = |row: &Row| moved.may_have(row.record.id) && !shadowed.contains(&row.key());
         rest.extend(rows.into_iter().filter(is_theirs));
         if is_last || rest.len() >= most {
             return Ok(rest);

@@ -1,8 +1,9 @@
 //! The feed: what was written of a tenant, in the order in which it was committed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 
 use chrono::{DateTime, Utc};
+use futures::TryStreamExt;
 use sqlx::{FromRow, PgConnection, PgPool};
 use uuid::Uuid;
 
@@ -156,23 +157,36 @@ pub async fn listed(
     Ok(listed)
 }
 
-/// Those of the records that are kept.
-pub async fn find(
-    connection: &mut PgConnection,
-    wanted: &[(Uuid, i32)],
-) -> Result<HashMap<(Uuid, i32), Row>, sqlx::Error> {
-    let ids = wanted.iter().map(|(id, _)| *id);
-    let (Some(least), Some(greatest)) = (ids.clone().min(), ids.clone().max()) else { return Ok(HashMap::new()) };
+/// The records of these ids and revisions, each in its place. None for one that is not kept.
+pub async fn find(connection: &mut PgConnection, wanted: &[(Uuid, i32)]) -> Result<Vec<Option<Row>>, sqlx::Error> {
+    let ids: Vec<Uuid> = wanted.iter().map(|(id, _)| *id).collect();
+    let mut rows: Vec<Option<Row>> = wanted.iter().map(|_| None).collect();
+    let (mut places, mut twins) = (HashMap::with_capacity(wanted.len()), Vec::new());
+    for (place, key) in wanted.iter().enumerate() {
+        match places.entry(*key) {
+            hash_map::Entry::Vacant(entry) => drop(entry.insert(place)),
+            hash_map::Entry::Occupied(entry) => twins.push((place, *entry.get())),
+        }
+    }
     // The list does not tell which partitions are needed, its bounds do.
-    let found: Vec<Row> = sqlx::query_as(concat!(
+    let (least, greatest) = (ids.iter().min().copied(), ids.iter().max().copied());
+    let mut found = sqlx::query_as(concat!(
         "select ",
         columns!(),
         " from usage_records where id = any($1) and id >= $2 and id <= $3"
     ))
-    .bind(ids.collect::<Vec<_>>())
+    .bind(ids)
     .bind(least)
     .bind(greatest)
-    .fetch_all(connection)
-    .await?;
-    Ok(found.into_iter().map(|row| ((row.id, row.revision), row)).collect())
+    .fetch(connection);
+    while let Some(row) = found.try_next().await? {
+        let row: Row = row;
+        if let Some(place) = places.get(&row.key()) {
+            rows[*place] = Some(row);
+        }
+    }
+    for (place, first) in twins {
+        rows[place] = rows[first].clone();
+    }
+    Ok(rows)
 }

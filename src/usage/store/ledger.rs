@@ -5,9 +5,9 @@ use rust_decimal::Decimal;
 use sqlx::{FromRow, PgConnection, PgPool, Postgres, QueryBuilder, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
-use crate::{
-    api::usage::{LedgerRecord, MetricKind, RecordChange, Status},
-    error::{Error, Result},
+use crate::api::{
+    Json,
+    usage::{LedgerRecord, MetricKind, RecordChange, Status},
 };
 
 /// What [`Row`] reads, in this order.
@@ -20,90 +20,69 @@ macro_rules! columns {
 }
 pub(super) use columns;
 
+/// A record, and about how many bytes it takes to tell.
 #[derive(Debug, Clone)]
 pub struct Row {
-    pub id: Uuid,
-    pub revision: i32,
-    tenant_id: String,
-    source_id: String,
-    user_id: Option<String>,
-    resource_id: String,
-    resource_type: Option<String>,
-    usage_type: String,
-    metric_kind: MetricKind,
-    value: Decimal,
-    pub event_timestamp: DateTime<Utc>,
-    idempotency_key: String,
-    status: Status,
-    backfill_operation_id: Option<Uuid>,
-    added_by: Option<Uuid>,
-    lineage: Option<String>,
-    metadata: Option<String>,
-    created_at: DateTime<Utc>,
+    pub record: LedgerRecord,
+    pub size: usize,
 }
 
 impl FromRow<'_, PgRow> for Row {
-    /// By place: names would be looked up in each of thousands of rows.
+    /// By place, and without a look at the types of columns that we name ourselves: there are thousands of rows.
     fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let text = |place: usize| row.try_get_unchecked::<String, _>(place);
+        let optional = |place: usize| row.try_get_unchecked::<Option<String>, _>(place);
+        let json = |place: usize| row.try_get_unchecked::<Option<&str>, _>(place);
         let unknown = |what: &str, word: &str| sqlx::Error::Decode(format!("a record has the {what} {word:?}").into());
-        let (kind, status) = (row.try_get(8)?, row.try_get(12)?);
-        Ok(Self {
-            id: row.try_get(0)?,
-            revision: row.try_get(1)?,
-            tenant_id: row.try_get(2)?,
-            source_id: row.try_get(3)?,
-            user_id: row.try_get(4)?,
-            resource_id: row.try_get(5)?,
-            resource_type: row.try_get(6)?,
-            usage_type: row.try_get(7)?,
+        let unread = |error: serde_json::Error| sqlx::Error::Decode(error.into());
+        let (kind, status) = (row.try_get_unchecked(8)?, row.try_get_unchecked(12)?);
+        let (lineage, metadata) = (json(15)?, json(16)?);
+        let record = LedgerRecord {
+            id: row.try_get_unchecked(0)?,
+            revision: row.try_get_unchecked(1)?,
+            tenant_id: text(2)?,
+            source_id: text(3)?,
+            user_id: optional(4)?,
+            resource_id: text(5)?,
+            resource_type: optional(6)?,
+            usage_type: text(7)?,
             metric_kind: MetricKind::from_word(kind).ok_or_else(|| unknown("kind", kind))?,
-            value: row.try_get(9)?,
-            event_timestamp: row.try_get(10)?,
-            idempotency_key: row.try_get(11)?,
+            value: row.try_get_unchecked::<Decimal, _>(9)?.normalize().to_string(),
+            event_timestamp: row.try_get_unchecked(10)?,
+            idempotency_key: text(11)?,
             status: Status::from_word(status).ok_or_else(|| unknown("status", status))?,
-            backfill_operation_id: row.try_get(13)?,
-            added_by: row.try_get(14)?,
-            lineage: row.try_get(15)?,
-            metadata: row.try_get(16)?,
-            created_at: row.try_get(17)?,
-        })
+            backfill_operation_id: row.try_get_unchecked(13)?,
+            added_by: row.try_get_unchecked(14)?,
+            lineage: lineage.map(serde_json::from_str).transpose().map_err(unread)?,
+            metadata: metadata.map(Json::from_text),
+            created_at: row.try_get_unchecked(17)?,
+        };
+        let json = [lineage, metadata].into_iter().flatten();
+        Ok(Self { size: size(&record, json), record })
     }
+}
+
+/// Some characters are escaped.
+fn size<'a>(record: &'a LedgerRecord, json: impl Iterator<Item = &'a str>) -> usize {
+    let LedgerRecord { tenant_id, source_id, resource_id, usage_type, idempotency_key, .. } = record;
+    let texts = [tenant_id, source_id, resource_id, usage_type, idempotency_key];
+    let optional = [&record.user_id, &record.resource_type].into_iter().flatten();
+    let texts = texts.into_iter().chain(optional).map(String::as_str).chain(json);
+    Row::LEAST_SIZE + texts.map(|text| text.len() + text.len() / 8).sum::<usize>()
 }
 
 impl Row {
     /// The bytes of names and numbers.
     pub const LEAST_SIZE: usize = 500;
 
-    /// About as many bytes as it takes to tell.
-    pub fn size(&self) -> usize {
-        let texts = [&self.tenant_id, &self.source_id, &self.resource_id, &self.usage_type, &self.idempotency_key];
-        let optional = [&self.user_id, &self.resource_type, &self.lineage, &self.metadata];
-        let optional = optional.into_iter().flatten();
-        // Some characters are escaped.
-        Self::LEAST_SIZE + texts.into_iter().chain(optional).map(|text| text.len() + text.len() / 8).sum::<usize>()
+    /// The record's id and its revision, which nothing else has.
+    pub fn key(&self) -> (Uuid, i32) {
+        (self.record.id, self.record.revision)
     }
 
-    pub fn record(self) -> Result<LedgerRecord> {
-        Ok(LedgerRecord {
-            id: self.id,
-            revision: self.revision,
-            tenant_id: self.tenant_id,
-            source_id: self.source_id,
-            user_id: self.user_id,
-            resource_id: self.resource_id,
-            resource_type: self.resource_type,
-            usage_type: self.usage_type,
-            metric_kind: self.metric_kind,
-            value: self.value.normalize().to_string(),
-            event_timestamp: self.event_timestamp,
-            idempotency_key: self.idempotency_key,
-            status: self.status,
-            backfill_operation_id: self.backfill_operation_id,
-            added_by: self.added_by,
-            lineage: self.lineage.map(|json| serde_json::from_str(&json)).transpose().map_err(Error::internal)?,
-            metadata: self.metadata.map(|json| serde_json::from_str(&json)).transpose().map_err(Error::internal)?,
-            created_at: self.created_at,
-        })
+    pub fn place(&self) -> Place {
+        let LedgerRecord { event_timestamp, id, revision, .. } = self.record;
+        Place { event_timestamp, id, revision }
     }
 }
 
@@ -113,12 +92,6 @@ pub struct Place {
     pub event_timestamp: DateTime<Utc>,
     pub id: Uuid,
     pub revision: i32,
-}
-
-impl Row {
-    pub fn place(&self) -> Place {
-        Place { event_timestamp: self.event_timestamp, id: self.id, revision: self.revision }
-    }
 }
 
 /// What a page shows.
