@@ -381,7 +381,8 @@ async fn changes_that_race_the_runs_of_a_recurring_timer_neither_lose_nor_add_on
     let hammer = async |http: Http| {
         while receiver.received().len() < 4 {
             let (status, answer) = crate::timers::put(&http, &path, json!({ "metadata": { "a": 1 } })).await;
-            assert!(matches!(status, 200 | 400 | 409), "{answer}");
+            // A database that is too busy says so, and nothing is changed.
+            assert!(matches!(status, 200 | 400 | 409 | 503), "{answer}");
         }
     };
     tokio::join!(hammer(one.http().key(API_KEY)), hammer(two.http().key(API_KEY)));
