@@ -1,4 +1,4 @@
-//! Writing goes before reading: while usage is written, pages are read one at a time.
+//! Writing goes before reading: while usage is written, pages are read one at a time, and never more than two.
 
 use std::{
     sync::{
@@ -24,11 +24,14 @@ pub struct Courtesy {
     /// Milliseconds after the beginning, plus one; 0 for never.
     last_batch: AtomicU64,
     alone: Arc<Semaphore>,
+    /// For whoever has lost his patience.
+    second: Arc<Semaphore>,
 }
 
 impl Default for Courtesy {
     fn default() -> Self {
-        Self { begun: Instant::now(), last_batch: AtomicU64::new(0), alone: Arc::new(Semaphore::new(1)) }
+        let place = || Arc::new(Semaphore::new(1));
+        Self { begun: Instant::now(), last_batch: AtomicU64::new(0), alone: place(), second: place() }
     }
 }
 
@@ -47,9 +50,12 @@ impl Courtesy {
 
     /// Waits until a page may be read, which lasts as long as what is returned.
     pub async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        match self.is_written() {
-            true => timeout(PATIENCE, self.alone.clone().acquire_owned()).await.ok()?.ok(),
-            false => None,
+        if !self.is_written() {
+            return None;
+        }
+        match timeout(PATIENCE, self.alone.clone().acquire_owned()).await {
+            Ok(turn) => turn.ok(),
+            Err(_) => self.second.clone().acquire_owned().await.ok(),
         }
     }
 }
@@ -71,8 +77,9 @@ mod tests {
         let (second, ()) = tokio::join!(courtesy.turn(), async { drop(first) });
         assert!(second.is_some(), "until the first has ended");
         let began = Instant::now();
-        assert!(courtesy.turn().await.is_none());
-        assert_eq!(began.elapsed(), PATIENCE, "or until its patience has");
+        let third = courtesy.turn().await;
+        assert_eq!((third.is_some(), began.elapsed()), (true, PATIENCE), "or until its patience has");
+        assert!(timeout(10 * PATIENCE, courtesy.turn()).await.is_err(), "which is for one more");
         tokio::time::advance(WHILE_WRITTEN).await;
         assert!(courtesy.turn().now_or_never().is_some(), "nothing is written any more");
     }

@@ -2,6 +2,7 @@
 
 use async_nats::jetstream;
 use futures::future::join_all;
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::support::{API_KEY, Deployment, Process, tidemark};
@@ -144,4 +145,17 @@ async fn a_busy_http_port_is_one_clear_sentence() {
     let (code, _, err) = tidemark(&["serve"], environment).await;
     assert_eq!(code, Some(1));
     assert!(err.contains("http.port") && err.lines().count() == 1, "{err}");
+}
+
+#[tokio::test]
+async fn logs_in_a_file_have_no_colours() {
+    let deployment = Deployment::new().await;
+    let mut environment = deployment.environment();
+    environment.insert("TIDEMARK__TELEMETRY__LOG_FORMAT".into(), "pretty".into());
+    let mut process = Process::spawn(&["serve"], environment);
+    process.prints("ready").await;
+    process.signal(Signal::SIGTERM);
+    let (code, printed) = process.ended().await;
+    assert_eq!(code, Some(0), "{printed}");
+    assert!(!printed.contains('\x1b'), "{printed}");
 }
