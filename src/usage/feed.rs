@@ -235,7 +235,7 @@ impl Usage {
             }
             // As many as have room if they are like these: nothing is read in vain.
             let read = reading.records.len() - before;
-            reading.most = (read * reading.bytes).checked_div(room - reading.bytes).unwrap_or(reading.most);
+            reading.most = fitting(read, room - reading.bytes, reading.bytes).unwrap_or(reading.most);
             let unread = rest.first().map(|listed| listed.position).filter(|_| reading.most == 0);
             if let Some(without_room) = unfitting.or(unread) {
                 *position = without_room - 1;
@@ -255,11 +255,14 @@ impl Usage {
     }
 }
 
-/// How many would fit into so many bytes if they are like those that came, and a little less: a page that ends before it was
-/// meant to spoils those behind it.
+/// How many fit into so many bytes if they are like those that came. None if nothing is known of them.
+fn fitting(came: usize, their_bytes: usize, bytes: usize) -> Option<usize> {
+    (came * bytes).checked_div(their_bytes)
+}
+
+/// The same, a little less: a page that ends before it was meant to spoils those behind it.
 fn like_these(came: usize, their_bytes: usize, bytes: usize) -> usize {
-    let fitting = (came * bytes).checked_div(their_bytes).unwrap_or(0);
-    fitting - fitting / 16
+    fitting(came, their_bytes, bytes).map_or(0, |most| most - most / 16)
 }
 
 /// A page while it is read.

@@ -170,7 +170,7 @@ pub async fn find(connection: &mut PgConnection, wanted: &[(Uuid, i32)]) -> Resu
     }
     // The list does not tell which partitions are needed, its bounds do.
     let (least, greatest) = (ids.iter().min().copied(), ids.iter().max().copied());
-    let mut found = sqlx::query_as(concat!(
+    let mut found = sqlx::query_as::<_, Row>(concat!(
         "select ",
         columns!(),
         " from usage_records where id = any($1) and id >= $2 and id <= $3"
@@ -180,7 +180,6 @@ pub async fn find(connection: &mut PgConnection, wanted: &[(Uuid, i32)]) -> Resu
     .bind(greatest)
     .fetch(connection);
     while let Some(row) = found.try_next().await? {
-        let row: Row = row;
         if let Some(place) = places.get(&row.key()) {
             rows[*place] = Some(row);
         }

@@ -311,7 +311,7 @@ impl Http {
     }
 }
 
-/// Tries until it is so. For what another process does in its own time; fails after a minute, which a disk may stall for.
+/// Tries until it is so. For what another process does in its own time; fails after half a minute.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
     let tries = async {
         loop {
@@ -321,7 +321,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attemp
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), tries).await.unwrap_or_else(|_| panic!("never happened: {what}"))
+    tokio::time::timeout(Duration::from_secs(30), tries).await.unwrap_or_else(|_| panic!("never happened: {what}"))
 }
 
 /// Waits for a moment of the real clock, which PostgreSQL and NATS go by too.
