@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use serde_json::Value;
 use sqlx::{
-    PgPool,
+    Connection, PgPool,
     migrate::{MigrateError, Migrator},
     postgres::{PgConnectOptions, PgPoolOptions},
 };
@@ -52,32 +52,46 @@ pub fn pool(database: &config::Database) -> Result<PgPool, DatabaseError> {
 
 /// The same with so many connections.
 pub fn pool_of(database: &config::Database, connections: u32) -> Result<PgPool, DatabaseError> {
-    Ok(pool_options(connections).connect_lazy_with(connect_options(database)?))
+    pool_with(database, connections, "")
 }
 
 /// For pages out of large tables with many partitions: planned once instead of each time, always along an index, and never
 /// for long.
 pub fn reading_pool(database: &config::Database, connections: u32) -> Result<PgPool, DatabaseError> {
-    const SETTINGS: &str =
-        "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_bitmapscan = off;
+    let settings = "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_bitmapscan = off;
         set enable_sort = off; set statement_timeout = '10s'; set default_transaction_read_only = on";
-    let options = pool_options(connections).after_connect(|connection, _| {
-        Box::pin(async move {
-            sqlx::raw_sql(CAUTION).execute(&mut *connection).await?;
-            sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop)
-        })
-    });
-    Ok(options.connect_lazy_with(connect_options(database)?))
+    pool_with(database, connections, settings)
+}
+
+/// For statements that are given up after a while and tried again: a lock of somebody else's keeps them no longer than that,
+/// and so does not take one connection after the other.
+pub fn impatient_pool(database: &config::Database, connections: u32) -> Result<PgPool, DatabaseError> {
+    pool_with(database, connections, "set lock_timeout = '8s'")
 }
 
 /// Whoever vanishes in the middle of a transaction lets go of what he holds.
 const CAUTION: &str = "set idle_in_transaction_session_timeout = '60s'; set tcp_keepalives_idle = 10;
     set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3";
 
-fn pool_options(connections: u32) -> PgPoolOptions {
-    PgPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(3)).after_connect(
-        |connection, _| Box::pin(async move { sqlx::raw_sql(CAUTION).execute(connection).await.map(drop) }),
-    )
+/// A connection that was used a moment ago is not asked whether it is alive. Where many wait, whoever asks may run out of time
+/// meanwhile, and his connection is thrown away with his question: then there are ever fewer, and all the time goes into new ones.
+const ALIVE: Duration = Duration::from_secs(1);
+
+fn pool_with(database: &config::Database, connections: u32, settings: &'static str) -> Result<PgPool, DatabaseError> {
+    let options = PgPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(3))
+        .test_before_acquire(false)
+        .before_acquire(|connection, known| {
+            Box::pin(async move { Ok(known.idle_for < ALIVE || connection.ping().await.is_ok()) })
+        })
+        .after_connect(move |connection, _| {
+            Box::pin(async move {
+                sqlx::raw_sql(CAUTION).execute(&mut *connection).await?;
+                sqlx::raw_sql(settings).execute(connection).await.map(drop)
+            })
+        });
+    Ok(options.connect_lazy_with(connect_options(database)?))
 }
 
 fn connect_options(database: &config::Database) -> Result<PgConnectOptions, DatabaseError> {

@@ -280,7 +280,7 @@ impl Server {
                 let parts = timers::Parts {
                     database: self.database.clone(),
                     // Requests that keep the database busy must not keep timers from firing.
-                    firing_database: database::pool_of(&self.config.database, timers::CONNECTIONS)?,
+                    firing_database: database::impatient_pool(&self.config.database, timers::CONNECTIONS)?,
                     nats: nats.clone(),
                     jetstream: jetstream.clone(),
                     registry: registry.clone(),

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::{
     meters::{self, Meters},
     scheduler::Scheduler,
+    settling::UNKNOWN,
     store::{Entry, Settled, Settlement, Store},
 };
 use crate::{
@@ -92,7 +93,20 @@ async fn settle(store: &Store, settlements: &[Settlement]) -> Vec<Settled> {
     }
 }
 
-async fn write(store: &Store, events: &Events, meters: &Meters, scheduler: &Scheduler, settlements: Vec<Settlement>) {
+/// One for each claim. What the sweep took for abandoned, once or several times, gives way to what became of it.
+fn one_each(settlements: &mut Vec<Settlement>) {
+    settlements.sort_unstable_by_key(|one| (one.id, one.claim, one.error.as_deref() == Some(UNKNOWN)));
+    settlements.dedup_by_key(|one| (one.id, one.claim));
+}
+
+async fn write(
+    store: &Store,
+    events: &Events,
+    meters: &Meters,
+    scheduler: &Scheduler,
+    mut settlements: Vec<Settlement>,
+) {
+    one_each(&mut settlements);
     let settled = settle(store, &settlements).await;
     let settled: HashMap<(Uuid, Uuid), Status> = settled.iter().map(|one| ((one.id, one.claim), one.status)).collect();
     let mut next = Vec::new();

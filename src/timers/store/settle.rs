@@ -84,9 +84,9 @@ impl Store {
              ), history as (
                  insert into timer_attempts
                      (timer_id, run, attempt, started_at, ended_at, status, error, late_by_ms, response)
-                 select outcome.id, run, attempt, started_at, ended_at, outcome.outcome, error, attempt_late_by_ms,
+                 select id, run, attempt, started_at, ended_at, outcome.outcome, error, attempt_late_by_ms,
                      response::json
-                 from outcome join settled on settled.id = outcome.id
+                 from outcome join settled using (id, claim)
                  on conflict (timer_id, run, attempt) do update
                  set ended_at = excluded.ended_at, status = excluded.status, error = excluded.error,
                      response = excluded.response
