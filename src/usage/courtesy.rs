@@ -1,4 +1,5 @@
-//! Writing goes before reading: while usage is written, pages are read one at a time, and never more than two.
+//! Writing goes before reading: while usage is written, pages are read one at a time, and never more than two. Each is
+//! followed by a pause as long as it took, so that readers have half of the machine at most.
 
 use std::{
     sync::{
@@ -9,29 +10,45 @@ use std::{
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
+    sync::{Mutex, OwnedMutexGuard},
+    time::{Instant, sleep_until, timeout},
 };
 
 /// How long after a batch writing is taken to go on.
 const WHILE_WRITTEN: Duration = Duration::from_secs(1);
 
-/// How long a reader stands back: one slow page must not hold up all others.
+/// How long a reader stands back: one slow page must not hold up all others, neither while it is read nor afterwards.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 pub struct Courtesy {
     begun: Instant,
     /// Milliseconds after the beginning, plus one; 0 for never.
     last_batch: AtomicU64,
-    alone: Arc<Semaphore>,
+    alone: Place,
     /// For whoever has lost his patience.
-    second: Arc<Semaphore>,
+    second: Place,
+}
+
+/// Where one page is read at a time, and when the next may be.
+type Place = Arc<Mutex<Instant>>;
+
+/// A page may be read as long as this lasts.
+pub struct Turn {
+    place: OwnedMutexGuard<Instant>,
+    began: Instant,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *self.place = Instant::now() + self.began.elapsed().min(PATIENCE);
+    }
 }
 
 impl Default for Courtesy {
     fn default() -> Self {
-        let place = || Arc::new(Semaphore::new(1));
-        Self { begun: Instant::now(), last_batch: AtomicU64::new(0), alone: place(), second: place() }
+        let begun = Instant::now();
+        let place = || Arc::new(Mutex::new(begun));
+        Self { begun, last_batch: AtomicU64::new(0), alone: place(), second: place() }
     }
 }
 
@@ -48,15 +65,17 @@ impl Courtesy {
         }
     }
 
-    /// Waits until a page may be read, which lasts as long as what is returned.
-    pub async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+    /// Waits until a page may be read, if that has to be waited for.
+    pub async fn turn(&self) -> Option<Turn> {
         if !self.is_written() {
             return None;
         }
-        match timeout(PATIENCE, self.alone.clone().acquire_owned()).await {
-            Ok(turn) => turn.ok(),
-            Err(_) => self.second.clone().acquire_owned().await.ok(),
-        }
+        let place = match timeout(PATIENCE, self.alone.clone().lock_owned()).await {
+            Ok(place) => place,
+            Err(_) => self.second.clone().lock_owned().await,
+        };
+        sleep_until(*place).await;
+        Some(Turn { place, began: Instant::now() })
     }
 }
 
@@ -74,8 +93,12 @@ mod tests {
         let first = courtesy.turn().await;
         assert!(first.is_some());
         assert!(courtesy.turn().now_or_never().is_none(), "the second waits");
+        const PAGE: Duration = Duration::from_millis(20);
+        tokio::time::advance(PAGE).await;
+        let began = Instant::now();
         let (second, ()) = tokio::join!(courtesy.turn(), async { drop(first) });
         assert!(second.is_some(), "until the first has ended");
+        assert_eq!(began.elapsed(), PAGE, "and as long again");
         let began = Instant::now();
         let third = courtesy.turn().await;
         assert_eq!((third.is_some(), began.elapsed()), (true, PATIENCE), "or until its patience has");
