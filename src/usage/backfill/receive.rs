@@ -21,7 +21,7 @@ use crate::{
         rules,
         store::{
             backfills::{self, NewEvent},
-            ranges::{add_received, renew_range},
+            ranges::add_received,
             unavailable,
         },
         types::Type,
@@ -140,14 +140,15 @@ impl Usage {
         let keep = async {
             let mut transaction = self.database.begin().await?;
             // Whoever carries it out waits for us, or we come too late.
-            let takes_more = backfills::is_pending(&mut transaction, id).await?
-                && renew_range(&mut transaction, id, self.lease).await?;
-            if !takes_more {
+            if !backfills::is_pending(&mut transaction, id).await? {
                 return Ok(None);
             }
             let there = backfills::stage(&mut transaction, id, events).await?;
             let new = events.len() - there.len();
-            add_received(&mut transaction, id, new as i64).await?;
+            // Last, because parts that come at the same time wait for each other here.
+            if !add_received(&mut transaction, id, new as i64, self.lease).await? {
+                return Ok(None);
+            }
             transaction.commit().await?;
             Ok(Some((new, there)))
         };

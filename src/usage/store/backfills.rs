@@ -191,7 +191,8 @@ pub struct NewEvent {
     pub kind: MetricKind,
 }
 
-/// Keeps replacement records. The bodies of those that were there already.
+/// Keeps replacement records, in one order for all, so that parts that share some don't lock each other out. The bodies of those
+/// that were there already.
 pub async fn stage(
     connection: &mut PgConnection,
     operation: Uuid,
@@ -202,7 +203,7 @@ pub async fn stage(
              event_timestamp, idempotency_key, lineage, metadata, body_hash, series)
          select $1, * from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::numeric[],
              $9::timestamptz[], $10::text[], $11::text[], $12::text[], $13::bytea[], $14::uuid[])
-         on conflict (operation_id, id) do nothing returning id",
+         order by 2 on conflict (operation_id, id) do nothing returning id",
     )
     .bind(operation)
     .bind(column(events, |event| event.record.id))

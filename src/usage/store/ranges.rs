@@ -125,9 +125,19 @@ pub async fn show_progress(
     show.bind(id).bind(phase).bind(done).bind(total).execute(connection).await.map(drop)
 }
 
-pub async fn add_received(connection: &mut PgConnection, id: Uuid, records: i64) -> Result<(), sqlx::Error> {
-    let add = sqlx::query("update backfill_ranges set done = done + $2, total = total + $2 where operation_id = $1");
-    add.bind(id).bind(records).execute(connection).await.map(drop)
+/// Counts records that were received, which renews the lease. False if it is over.
+pub async fn add_received(
+    connection: &mut PgConnection,
+    id: Uuid,
+    records: i64,
+    lease: Duration,
+) -> Result<bool, sqlx::Error> {
+    let add = sqlx::query(
+        "update backfill_ranges
+         set done = done + $2, total = total + $2, lease_until = clock_timestamp() + make_interval(secs => $3)
+         where operation_id = $1",
+    );
+    Ok(add.bind(id).bind(records).bind(lease.as_secs_f64()).execute(connection).await?.rows_affected() == 1)
 }
 
 /// Ends work on a range. Ranges must be held for the change.
