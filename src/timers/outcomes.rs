@@ -55,6 +55,7 @@ pub fn start(
         while waiting.recv_many(&mut batch, MOST).await > 0 {
             let more = async { while batch.len() < MOST && waiting.recv_many(&mut batch, MOST).await > 0 {} };
             let _ = timeout(GATHERED, more).await;
+            one_each(&mut batch);
             write(&store, &events, &meters, &scheduler, std::mem::take(&mut batch)).await;
         }
     });
@@ -99,14 +100,7 @@ fn one_each(settlements: &mut Vec<Settlement>) {
     settlements.dedup_by_key(|one| (one.id, one.claim));
 }
 
-async fn write(
-    store: &Store,
-    events: &Events,
-    meters: &Meters,
-    scheduler: &Scheduler,
-    mut settlements: Vec<Settlement>,
-) {
-    one_each(&mut settlements);
+async fn write(store: &Store, events: &Events, meters: &Meters, scheduler: &Scheduler, settlements: Vec<Settlement>) {
     let settled = settle(store, &settlements).await;
     let settled: HashMap<(Uuid, Uuid), Status> = settled.iter().map(|one| ((one.id, one.claim), one.status)).collect();
     let mut next = Vec::new();

@@ -1,5 +1,5 @@
 //! Writing goes before reading: while usage is written, pages are read one at a time, and never more than two. Each is
-//! followed by a pause as long as it took, so that readers have half of the machine at most.
+//! followed by a pause as long as it took, up to 50 ms.
 
 use std::{
     sync::{

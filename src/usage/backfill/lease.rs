@@ -41,7 +41,7 @@ impl Usage {
     pub(super) async fn leased<T>(&self, id: Uuid, work: impl Future<Output = Result<T>>) -> Result<T> {
         let renewing = async {
             loop {
-                let renew = async { renew_range(&mut *self.database.acquire().await?, id, self.lease).await };
+                let renew = async { renew_range(&mut *self.database.acquire().await?, id, self.lease, 0).await };
                 match renew.await {
                     Ok(true) => {}
                     Ok(false) => return,

@@ -21,7 +21,7 @@ use crate::{
         rules,
         store::{
             backfills::{self, NewEvent},
-            ranges::add_received,
+            ranges::renew_range,
             unavailable,
         },
         types::Type,
@@ -146,7 +146,7 @@ impl Usage {
             let there = backfills::stage(&mut transaction, id, events).await?;
             let new = events.len() - there.len();
             // Last, because parts that come at the same time wait for each other here.
-            if !add_received(&mut transaction, id, new as i64, self.lease).await? {
+            if !renew_range(&mut transaction, id, self.lease, new as i64).await? {
                 return Ok(None);
             }
             transaction.commit().await?;

@@ -99,12 +99,19 @@ pub async fn begin_range(
     Ok(None)
 }
 
-/// Renews the lease. False if it is over.
-pub async fn renew_range(connection: &mut PgConnection, id: Uuid, lease: Duration) -> Result<bool, sqlx::Error> {
+/// Renews the lease, and counts the records that were received with it. False if it is over.
+pub async fn renew_range(
+    connection: &mut PgConnection,
+    id: Uuid,
+    lease: Duration,
+    received: i64,
+) -> Result<bool, sqlx::Error> {
     let renew = sqlx::query(
-        "update backfill_ranges set lease_until = clock_timestamp() + make_interval(secs => $2) where operation_id = $1",
+        "update backfill_ranges
+         set lease_until = clock_timestamp() + make_interval(secs => $2), done = done + $3, total = total + $3
+         where operation_id = $1",
     );
-    Ok(renew.bind(id).bind(lease.as_secs_f64()).execute(connection).await?.rows_affected() == 1)
+    Ok(renew.bind(id).bind(lease.as_secs_f64()).bind(received).execute(connection).await?.rows_affected() == 1)
 }
 
 /// Keeps the range for the rest of the transaction. False if the lease is over.
@@ -123,21 +130,6 @@ pub async fn show_progress(
 ) -> Result<(), sqlx::Error> {
     let show = sqlx::query("update backfill_ranges set phase = $2, done = $3, total = $4 where operation_id = $1");
     show.bind(id).bind(phase).bind(done).bind(total).execute(connection).await.map(drop)
-}
-
-/// Counts records that were received, which renews the lease. False if it is over.
-pub async fn add_received(
-    connection: &mut PgConnection,
-    id: Uuid,
-    records: i64,
-    lease: Duration,
-) -> Result<bool, sqlx::Error> {
-    let add = sqlx::query(
-        "update backfill_ranges
-         set done = done + $2, total = total + $2, lease_until = clock_timestamp() + make_interval(secs => $3)
-         where operation_id = $1",
-    );
-    Ok(add.bind(id).bind(records).bind(lease.as_secs_f64()).execute(connection).await?.rows_affected() == 1)
 }
 
 /// Ends work on a range. Ranges must be held for the change.
