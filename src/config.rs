@@ -184,6 +184,8 @@ pub struct Usage {
     pub backlog_bytes: i64,
     pub backlog_per_source: i64,
     #[serde(with = "humantime_serde")]
+    pub answer_within: Duration,
+    #[serde(with = "humantime_serde")]
     pub grace_period: Duration,
     #[serde(with = "humantime_serde")]
     pub future_tolerance: Duration,
@@ -373,6 +375,7 @@ impl Config {
             ("timers.near_window", self.timers.near_window),
             ("timers.sweep_interval", self.timers.sweep_interval),
             ("timers.attempts_kept", self.timers.attempts_kept),
+            ("usage.answer_within", self.usage.answer_within),
             ("usage.quarantine_kept", self.usage.quarantine_kept),
             ("usage.reconciliation_kept", self.usage.reconciliation_kept),
             ("usage.backfill_lease", self.usage.backfill_lease),
@@ -380,6 +383,9 @@ impl Config {
             if duration < Duration::from_secs(1) {
                 return refuse(key, format!("must be 1s at least, is {duration:?}"));
             }
+        }
+        if self.usage.answer_within >= self.http.request_timeout {
+            return refuse("usage.answer_within", "must be below http.request_timeout, which would cut it off".into());
         }
         let century = Duration::from_secs(100 * 365 * 86_400);
         for (key, duration) in [
@@ -590,6 +596,7 @@ mod tests {
             ("[timers]\nsweep_interval = '25h'", ("X", ""), "timers.sweep_interval"),
             ("[timers]\nmin_delay = 'soon'", ("X", ""), "timers.min_delay"),
             ("[usage]\nshards = 0", ("X", ""), "usage.shards"),
+            ("[usage]\nanswer_within = '30s'", ("X", ""), "usage.answer_within"),
             ("[usage]\nbackfill_rate = 0", ("X", ""), "usage.backfill_rate"),
             ("[usage]\nreaders = 0", ("X", ""), "usage.readers"),
             ("[usage]\nretention_days = 6", ("X", ""), "usage.retention_days"),

@@ -24,9 +24,6 @@ use crate::{
     jetstream::{Message, PublishError, publish_once},
 };
 
-/// How long a verdict is waited for.
-pub const PATIENCE: Duration = Duration::from_secs(2);
-
 impl Handle<Ingest> for Usage {
     async fn handle(&self, call: Call<Ingest>) -> Result<Ingested> {
         let ((tenant, source), body, context) = (&call.target, &call.request, &call.context);
@@ -137,7 +134,7 @@ impl Usage {
             headers.insert(verdicts::HEADER, expected.address());
         }
         let message = Message { subject: format!("{}.{tenant}.{source}", self.subject), headers, payload };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.answer_within;
         self.publish(message, deadline).await?;
         match hurried {
             true => Ok(None),

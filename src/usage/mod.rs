@@ -111,6 +111,8 @@ pub struct Usage {
     reading_turns: Turns,
     courtesy: Arc<Courtesy>,
     waiting_turns: Turns,
+    /// How long a caller is made to wait for a verdict, or for the end of a backfill.
+    answer_within: Duration,
     longest_wait: Duration,
     tracker: TaskTracker,
     stop: CancellationToken,
@@ -212,7 +214,7 @@ impl Usage {
         let buckets = Buckets::new(buckets, events.clone(), clock.clone());
         let pace = NonZeroU32::new(usage.backfill_rate).unwrap_or(NonZeroU32::MIN);
         let burst = pace.max(NonZeroU32::new(MOST_EVENTS as u32).unwrap_or(pace));
-        let lease = usage.backfill_lease;
+        let (lease, answer_within) = (usage.backfill_lease, usage.answer_within);
         let usage = Arc::new_cyclic(|me| Self {
             database,
             reading,
@@ -227,6 +229,7 @@ impl Usage {
             courtesy,
             reading_turns: Turns::new((config.usage.readers / 2).max(1) as usize),
             waiting_turns: Turns::new(WAITS_OF_A_TENANT),
+            answer_within,
             longest_wait: config.http.request_timeout.saturating_sub(Duration::from_secs(2)),
             tracker: tracker.clone(),
             stop: stop.clone(),

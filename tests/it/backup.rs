@@ -145,7 +145,7 @@ async fn nothing_is_given_again_after_a_restore() {
     let (code, _, err) = restore(&old, &[]).await;
     assert!(code == Some(1) && err.contains("something already") && err.contains("KV_tm_counters"), "{err}");
 
-    let new = Deployment::new().await;
+    let new = Deployment::empty().await;
     let (code, out, err) = restore(&new, &[]).await;
     assert_eq!(code, Some(0), "{out}{err}");
     for said in [
@@ -237,7 +237,7 @@ async fn a_restore_that_was_broken_off_lets_nobody_start() {
     let mut broken = whole.clone();
     broken.iter_mut().for_each(|byte| *byte = !*byte);
     std::fs::write(&stages, &broken).unwrap();
-    let new = Deployment::new().await;
+    let new = Deployment::empty().await;
     let restore = ["restore", folder.to_str().unwrap(), "--margin", "100"];
     let (code, _, err) = tidemark(&restore, new.environment()).await;
     assert!(code == Some(1) && err.contains("tm_STAGES"), "{err}");
@@ -253,7 +253,7 @@ async fn a_restore_that_was_broken_off_lets_nobody_start() {
 
 #[tokio::test]
 async fn bad_use_of_backups_is_named() {
-    let deployment = Deployment::new().await;
+    let deployment = Deployment::empty().await;
     let folder = folder().join("no-backup");
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.to_str().unwrap();

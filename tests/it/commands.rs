@@ -74,7 +74,7 @@ async fn doctor_finds_nothing_where_all_is_well_and_says_what_to_do_where_not() 
     }
     assert!(!out.contains("WRONG"), "{out}");
 
-    let deployment = Deployment::new().await;
+    let deployment = Deployment::empty().await;
     let mut environment = deployment.environment();
     environment.remove("TIDEMARK__NATS__MONITOR_URL");
     let (code, out, _) = tidemark(&["doctor"], environment.clone()).await;

@@ -9,7 +9,7 @@ use crate::support::{API_KEY, Deployment, Process, tidemark};
 
 #[tokio::test]
 async fn three_processes_start_at_once_on_empty_stores() {
-    let deployment = Deployment::new().await;
+    let deployment = Deployment::empty().await;
     let mut processes: Vec<_> = (0..3).map(|_| deployment.spawn(&[])).collect();
     join_all(processes.iter_mut().map(Process::is_ready)).await;
     let https = join_all(processes.iter_mut().map(Process::http)).await;

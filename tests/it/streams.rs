@@ -8,7 +8,7 @@ use crate::support::{Deployment, tidemark};
 
 #[tokio::test]
 async fn drift_is_shown_mended_where_nothing_is_lost_and_explained_where_something_would_be() {
-    let deployment = Deployment::new().await;
+    let deployment = Deployment::empty().await;
     let environment = || deployment.environment();
     let (code, out, _) = tidemark(&["streams", "diff"], environment()).await;
     assert_eq!(code, Some(1));

@@ -94,6 +94,11 @@ pub async fn ledger_with(change: impl FnOnce(&mut Config)) -> (Deployment, Runni
     (deployment, server, http)
 }
 
+/// For tests in which a verdict may not come.
+pub fn hurried(config: &mut Config) {
+    config.usage.answer_within = Duration::from_secs(1);
+}
+
 /// Publishes into the stream and waits for its acknowledgement.
 pub async fn publish(nats: &async_nats::Client, subject: &str, headers: &[(&str, &str)], body: Vec<u8>) {
     let mut map = async_nats::HeaderMap::new();

@@ -16,7 +16,7 @@ use tidemark::{
 
 use crate::{
     support::{Deployment, eventually, name},
-    usage::{ledger, rows},
+    usage::{hurried, ledger, ledger_with, rows},
     usage_limits::stalled,
 };
 
@@ -67,7 +67,7 @@ async fn while_the_service_is_away_the_oldest_are_dropped_and_counted() {
 
 #[tokio::test]
 async fn a_slow_service_buffers_and_says_so() {
-    let (deployment, server, http) = ledger().await;
+    let (deployment, server, http) = ledger_with(hurried).await;
     let database = deployment.database().await;
     let held = stalled(&deployment).await;
     let emitter = emitter(&deployment, EmitterOptions::default()).await;

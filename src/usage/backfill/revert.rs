@@ -13,7 +13,7 @@ use crate::{
     usage::{
         Usage,
         correct::check_reason,
-        feed, ingest,
+        feed,
         store::{
             backfills::{self, Operation},
             ranges::{NewRange, begin_range, keep_range},
@@ -44,7 +44,7 @@ impl Handle<RevertBackfill> for Usage {
             feed::tell(&usage.events, &operation.tenant_id).await;
             reverted.and(ended)
         });
-        if let Ok(done) = timeout(ingest::PATIENCE, done).await {
+        if let Ok(done) = timeout(self.answer_within, done).await {
             done.map_err(Error::internal)??;
         }
         self.backfill(tenant, id).await

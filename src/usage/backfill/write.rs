@@ -11,7 +11,7 @@ use crate::{
     api::{Name, usage::Backfill},
     error::{Code, Error, Result},
     usage::{
-        Usage, feed, ingest,
+        Usage, feed,
         store::{
             self,
             backfills::{self, Descent, Operation},
@@ -38,7 +38,7 @@ impl Usage {
         let usage = self.me.upgrade().ok_or_else(|| Error::unavailable("we are stopping"))?;
         // It goes on without whoever asked for it.
         let done = self.tracker.spawn(async move { usage.work(operation).await });
-        timeout(ingest::PATIENCE, done).await.ok();
+        timeout(self.answer_within, done).await.ok();
         let backfill = self.backfill(tenant, id).await?;
         match backfill.error {
             Some(reason) => {

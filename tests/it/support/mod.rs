@@ -33,7 +33,7 @@ pub use up::UpInstance;
 pub const ADMIN_TOKEN: &str = "an-admin-token-of-more-than-32-characters";
 pub const API_KEY: &str = "an-api-key-with-all-roles-of-more-than-32-characters";
 
-/// An empty deployment: a NATS account and a database.
+/// A deployment: a NATS account and a database.
 pub struct Deployment {
     pub nats_url: String,
     pub database_url: String,
@@ -41,8 +41,13 @@ pub struct Deployment {
 }
 
 impl Deployment {
-    /// A new one on the servers that all tests share.
+    /// A new one on the servers that all tests share. Its database is migrated, nothing else is there.
     pub async fn new() -> Self {
+        Servers::shared().await.migrated_deployment().await
+    }
+
+    /// One in which not even that was done.
+    pub async fn empty() -> Self {
         Servers::shared().await.deployment().await
     }
 
@@ -55,6 +60,8 @@ impl Deployment {
             ("TIDEMARK__AUTH__ADMIN_TOKEN", ADMIN_TOKEN),
             ("API_KEY", API_KEY),
             ("PORT", "0"),
+            // What a test means to see does not depend on how slow the machine is.
+            ("TIDEMARK__USAGE__ANSWER_WITHIN", "20s"),
             // The server sets it aside for every deployment, and there are many.
             ("TIDEMARK__USAGE__BACKLOG_BYTES", "33554432"),
         ]

@@ -5,7 +5,11 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use tidemark::embedded::{Durability, NatsServer, Postgres, free_port};
+use sqlx::{Connection, PgConnection, PgPool};
+use tidemark::{
+    database::{MIGRATIONS, migrate},
+    embedded::{Durability, NatsServer, Postgres, free_port},
+};
 use tokio::sync::OnceCell;
 
 use super::Deployment;
@@ -18,7 +22,11 @@ pub struct Servers {
     pub nats: NatsServer,
     pub postgres: Postgres,
     taken: AtomicUsize,
+    migrated: OnceCell<()>,
 }
+
+/// A database that is only copied: quicker than to migrate one for each test.
+const TEMPLATE: &str = "migrated";
 
 impl Servers {
     /// The ones that all tests share. They end with the process.
@@ -41,20 +49,50 @@ impl Servers {
             NatsServer::start(&nats_folder, ports.0, &accounts),
             Postgres::start(&postgres_folder, ports.1, "a-password", durability),
         );
-        Self { nats: nats.unwrap(), postgres: postgres.unwrap(), taken: AtomicUsize::new(0) }
+        Self { nats: nats.unwrap(), postgres: postgres.unwrap(), taken: AtomicUsize::new(0), migrated: OnceCell::new() }
     }
 
+    /// A deployment in which nothing is.
     pub async fn deployment(&self) -> Deployment {
+        let number = self.take();
+        self.postgres.create_database(&database(number)).await.unwrap();
+        self.numbered(number)
+    }
+
+    /// One whose database is migrated.
+    pub async fn migrated_deployment(&self) -> Deployment {
+        self.migrated.get_or_init(|| self.make_template()).await;
+        let number = self.take();
+        let mut connection = PgConnection::connect(&self.postgres.url()).await.unwrap();
+        let copy = format!("create database {} template {TEMPLATE}", database(number));
+        sqlx::raw_sql(sqlx::AssertSqlSafe(copy)).execute(&mut connection).await.unwrap();
+        self.numbered(number)
+    }
+
+    async fn make_template(&self) {
+        self.postgres.create_database(TEMPLATE).await.unwrap();
+        let template = PgPool::connect(&self.postgres.url_of(TEMPLATE)).await.unwrap();
+        migrate(&template, &MIGRATIONS).await.unwrap();
+        template.close().await;
+    }
+
+    fn take(&self) -> usize {
         let number = self.taken.fetch_add(1, Ordering::Relaxed);
         assert!(number < ACCOUNTS, "more tests than accounts: raise ACCOUNTS");
-        let database = format!("test_{number}");
-        self.postgres.create_database(&database).await.unwrap();
+        number
+    }
+
+    fn numbered(&self, number: usize) -> Deployment {
         Deployment {
             nats_url: format!("nats://test{number}:secret@127.0.0.1:{}", self.nats.port),
-            database_url: self.postgres.url_of(&database),
+            database_url: self.postgres.url_of(&database(number)),
             monitor_url: self.nats.monitor_url(),
         }
     }
+}
+
+fn database(number: usize) -> String {
+    format!("test_{number}")
 }
 
 fn accounts() -> String {
