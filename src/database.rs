@@ -69,9 +69,10 @@ pub fn impatient_pool(database: &config::Database, connections: u32) -> Result<P
     pool_with(database, connections, "set lock_timeout = '8s'")
 }
 
-/// Whoever vanishes in the middle of a transaction lets go of what he holds.
-const CAUTION: &str = "set idle_in_transaction_session_timeout = '60s'; set tcp_keepalives_idle = 10;
-    set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3";
+/// Whoever vanishes in the middle of a transaction lets go of what he holds. And nothing is compiled: over many partitions a
+/// statement looks so expensive that PostgreSQL would, which takes a second where the statement takes a millisecond.
+const SESSION: &str = "set idle_in_transaction_session_timeout = '60s'; set tcp_keepalives_idle = 10;
+    set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3; set jit = off";
 
 /// A connection that was used a moment ago is not asked whether it is alive. Where many wait, whoever asks may run out of time
 /// meanwhile, and his connection is thrown away with his question: then there are ever fewer, and all the time goes into new ones.
@@ -87,7 +88,7 @@ fn pool_with(database: &config::Database, connections: u32, settings: &'static s
         })
         .after_connect(move |connection, _| {
             Box::pin(async move {
-                sqlx::raw_sql(CAUTION).execute(&mut *connection).await?;
+                sqlx::raw_sql(SESSION).execute(&mut *connection).await?;
                 sqlx::raw_sql(settings).execute(connection).await.map(drop)
             })
         });

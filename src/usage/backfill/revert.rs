@@ -87,9 +87,9 @@ impl Usage {
             let message = "records of this backfill were corrected, replaced or dropped since";
             return Err(Error::new(Code::BackfillConflict, message));
         }
-        backfills::swap_touched(&mut transaction, operation).await.map_err(unavailable)?;
-        self.settle(&mut transaction, operation).await?;
-        backfills::widen_touched(&mut transaction, operation).await.map_err(unavailable)?;
+        let changed = backfills::swap_touched(&mut transaction, operation).await.map_err(unavailable)?;
+        self.settle(&mut transaction, operation, &changed).await?;
+        backfills::widen_changed(&mut transaction, &changed).await.map_err(unavailable)?;
         backfills::feed_touched(&mut transaction, operation).await.map_err(unavailable)?;
         let request_id = context.request_id();
         let noted =

@@ -14,7 +14,7 @@ use crate::{
         Usage, feed,
         store::{
             self,
-            backfills::{self, Descent, Operation},
+            backfills::{self, Changed, Descent, Operation},
             ranges::show_progress,
             unavailable,
         },
@@ -72,13 +72,16 @@ impl Usage {
         self.show(operation.id, "archiving", 0, total).await;
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
         self.historical.thaw_span(&mut transaction, &operation.span()).await?;
-        let archived = backfills::archive_range(&mut transaction, operation).await.map_err(unavailable)?;
+        let mut changed = backfills::archive_range(&mut transaction, operation).await.map_err(unavailable)?;
+        let (archived, first_written) = (records_of(&changed), changed.len());
         let (mut added, mut last) = (0, Uuid::nil());
         while let Some(end) =
             backfills::chunk_end(&mut transaction, operation.id, last, CHUNK).await.map_err(unavailable)?
         {
             self.let_live_records_go_first().await;
-            added += backfills::write_chunk(&mut transaction, operation, last, end).await.map_err(unavailable)?;
+            let written = backfills::write_chunk(&mut transaction, operation, last, end).await.map_err(unavailable)?;
+            added += records_of(&written);
+            changed.extend(written);
             last = end;
             self.show(operation.id, "writing", added, total).await;
         }
@@ -88,9 +91,10 @@ impl Usage {
             return Err(Error::new(Code::BackfillConflict, message));
         }
         self.show(operation.id, "closing", added, total).await;
-        self.settle(&mut transaction, operation).await?;
-        backfills::widen_touched(&mut transaction, operation).await.map_err(unavailable)?;
-        backfills::tally_added(&mut transaction, operation).await.map_err(unavailable)?;
+        self.settle(&mut transaction, operation, &changed).await?;
+        backfills::widen_changed(&mut transaction, &changed).await.map_err(unavailable)?;
+        let written = &changed[first_written..];
+        backfills::tally_written(&mut transaction, operation, written).await.map_err(unavailable)?;
         backfills::feed_touched(&mut transaction, operation).await.map_err(unavailable)?;
         let ours =
             backfills::note_written(&mut transaction, operation.id, added, archived).await.map_err(unavailable)?;
@@ -101,11 +105,16 @@ impl Usage {
     }
 
     /// Counters stay counters, and their heads are what the ledger has.
-    pub(super) async fn settle(&self, transaction: &mut sqlx::PgConnection, operation: &Operation) -> Result<()> {
-        let series = backfills::touched_series(transaction, operation).await.map_err(unavailable)?;
-        if series.is_empty() {
+    pub(super) async fn settle(
+        &self,
+        transaction: &mut sqlx::PgConnection,
+        operation: &Operation,
+        changed: &[Changed],
+    ) -> Result<()> {
+        if changed.iter().all(|one| one.readings == 0) {
             return Ok(());
         }
+        let series = backfills::touched_series(transaction, operation).await.map_err(unavailable)?;
         self.historical.thaw_beside(transaction, &series, operation.range_start, operation.range_end).await?;
         let settled = async {
             // Those that are there first, as everyone does.
@@ -143,6 +152,10 @@ impl Usage {
         };
         timeout(COURTESY, quiet).await.ok();
     }
+}
+
+fn records_of(changed: &[Changed]) -> i64 {
+    changed.iter().map(|one| one.records).sum()
 }
 
 fn goes_down(descent: &Descent) -> Error {

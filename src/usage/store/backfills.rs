@@ -7,7 +7,7 @@ use rust_decimal::Decimal;
 use sqlx::{FromRow, PgConnection, PgPool};
 use uuid::Uuid;
 
-use super::{column, historical::Span};
+use super::{Tally, TallyKey, add_tallies, column, historical::Span};
 use crate::{
     api::usage::{Backfill, BackfillMode, BackfillProgress, BackfillStatus, MetricKind, Reason, ResourcePreview},
     database::{json_without_nul, without_nul},
@@ -198,12 +198,15 @@ pub async fn stage(
     operation: Uuid,
     events: &[NewEvent],
 ) -> Result<HashMap<Uuid, Vec<u8>>, sqlx::Error> {
+    let mut sorted: Vec<&NewEvent> = events.iter().collect();
+    sorted.sort_unstable_by_key(|event| event.record.id);
+    let events = &sorted[..];
     let inserted: Vec<Uuid> = sqlx::query_scalar(
         "insert into backfill_events (operation_id, id, source_id, user_id, resource_id, resource_type, metric_kind, value,
              event_timestamp, idempotency_key, lineage, metadata, body_hash, series)
          select $1, * from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::numeric[],
              $9::timestamptz[], $10::text[], $11::text[], $12::text[], $13::bytea[], $14::uuid[])
-         order by 2 on conflict (operation_id, id) do nothing returning id",
+         on conflict (operation_id, id) do nothing returning id",
     )
     .bind(operation)
     .bind(column(events, |event| event.record.id))
@@ -253,13 +256,40 @@ pub async fn start_operation(connection: &mut PgConnection, operation: Uuid) -> 
     Ok(start.bind(operation).execute(connection).await?.rows_affected() == 1)
 }
 
+/// What a statement has changed, of one partition and source.
+#[derive(Debug, FromRow)]
+pub struct Changed {
+    partition: String,
+    source_id: String,
+    pub records: i64,
+    /// How many of them are readings of counters.
+    pub readings: i64,
+    earliest: DateTime<Utc>,
+    latest: DateTime<Utc>,
+}
+
+/// Sums up what a statement changes while it does, so that nobody has to go through a million rows for it afterwards.
+macro_rules! summed_up {
+    ($statement:literal) => {
+        concat!(
+            "with changed as (",
+            $statement,
+            " returning tableoid, source_id, series, event_timestamp)
+             select (select relname::text from pg_class where oid = changed.tableoid) as partition, source_id,
+                 count(*) as records, count(series) as readings,
+                 min(event_timestamp) as earliest, max(event_timestamp) as latest
+             from changed group by changed.tableoid, source_id"
+        )
+    };
+}
+
 /// Archives what is active in the range, or of that what was there before the backfill began.
-pub async fn archive_range(connection: &mut PgConnection, operation: &Operation) -> Result<i64, sqlx::Error> {
-    let archived = sqlx::query(
+pub async fn archive_range(connection: &mut PgConnection, operation: &Operation) -> Result<Vec<Changed>, sqlx::Error> {
+    sqlx::query_as(summed_up!(
         "update usage_records set status = 'archived', backfill_operation_id = $1
          where tenant_id = $2 and usage_type = $3 and event_timestamp >= $4 and event_timestamp < $5
-             and status = 'active' and ($6 or created_at < $7)",
-    )
+             and status = 'active' and ($6 or created_at < $7)"
+    ))
     .bind(operation.id)
     .bind(&operation.tenant_id)
     .bind(&operation.usage_type)
@@ -267,9 +297,8 @@ pub async fn archive_range(connection: &mut PgConnection, operation: &Operation)
     .bind(operation.range_end)
     .bind(operation.is_blocking())
     .bind(operation.created_at)
-    .execute(connection)
-    .await?;
-    Ok(archived.rows_affected() as i64)
+    .fetch_all(connection)
+    .await
 }
 
 /// The last of the next so many replacement records after one.
@@ -296,22 +325,21 @@ pub async fn write_chunk(
     operation: &Operation,
     after: Uuid,
     up_to: Uuid,
-) -> Result<i64, sqlx::Error> {
-    let written = sqlx::query(
+) -> Result<Vec<Changed>, sqlx::Error> {
+    sqlx::query_as(summed_up!(
         "insert into usage_records (id, tenant_id, source_id, user_id, resource_id, resource_type, usage_type, metric_kind,
              value, event_timestamp, idempotency_key, added_by, lineage, metadata, body_hash, series)
          select id, $2, source_id, user_id, resource_id, resource_type, $3, metric_kind, value, event_timestamp,
              idempotency_key, $1, lineage::jsonb, metadata::jsonb, body_hash, series
-         from backfill_events where operation_id = $1 and id > $4 and id <= $5 order by id",
-    )
+         from backfill_events where operation_id = $1 and id > $4 and id <= $5 order by id"
+    ))
     .bind(operation.id)
     .bind(&operation.tenant_id)
     .bind(&operation.usage_type)
     .bind(after)
     .bind(up_to)
-    .execute(connection)
-    .await?;
-    Ok(written.rows_affected() as i64)
+    .fetch_all(connection)
+    .await
 }
 
 /// The rows that a backfill has touched: what it archived and what it added.
@@ -395,36 +423,44 @@ pub async fn descent(
     .await
 }
 
-/// Adds what was added to the tallies.
-pub async fn tally_added(connection: &mut PgConnection, operation: &Operation) -> Result<(), sqlx::Error> {
-    let tally = sqlx::query(concat!(
-        "insert into usage_tallies as known (tenant_id, source_id, usage_type, records, earliest, latest)
-         select $2, source_id, $3, count(*), min(event_timestamp), max(event_timestamp) from ",
-        touched!(),
-        " and added_by = $1 group by source_id order by source_id collate \"C\"
-         on conflict (tenant_id, source_id, usage_type) do update set records = known.records + excluded.records,
-             earliest = least(known.earliest, excluded.earliest), latest = greatest(known.latest, excluded.latest)"
-    ));
-    bind_touched!(tally, operation).execute(connection).await.map(drop)
+/// Adds what was written to the tallies.
+pub async fn tally_written(
+    connection: &mut PgConnection,
+    operation: &Operation,
+    written: &[Changed],
+) -> Result<(), sqlx::Error> {
+    let mut tallies: HashMap<TallyKey<'_>, Tally> = HashMap::new();
+    for Changed { source_id, records, earliest, latest, .. } in written {
+        let more = Tally { records: *records, earliest: *earliest, latest: *latest };
+        let key = (operation.tenant_id.as_str(), source_id.as_str(), operation.usage_type.as_str());
+        tallies.entry(key).and_modify(|tally| tally.add(more)).or_insert(more);
+    }
+    add_tallies(connection, &tallies).await
 }
 
-/// Widens the catalog of partitions by what was touched.
-pub async fn widen_touched(connection: &mut PgConnection, operation: &Operation) -> Result<(), sqlx::Error> {
-    let widen = sqlx::query(concat!(
+/// Widens the catalog of partitions by what was changed.
+pub async fn widen_changed(connection: &mut PgConnection, changed: &[Changed]) -> Result<(), sqlx::Error> {
+    sqlx::query(
         "update usage_partitions part set least_event = least(least_event, new.least),
              greatest_event = greatest(greatest_event, new.greatest), last_written = clock_timestamp()
          from (
-             select tableoid, min(event_timestamp) as least, max(event_timestamp) as greatest from ",
-        touched!(),
-        " group by tableoid
-         ) as new join pg_class class on class.oid = new.tableoid
-         where part.name = class.relname"
-    ));
-    bind_touched!(widen, operation).execute(connection).await.map(drop)
+             select name, min(earliest) as least, max(latest) as greatest
+             from unnest($1::text[], $2::timestamptz[], $3::timestamptz[]) as changed (name, earliest, latest) group by name
+         ) as new
+         where part.name = new.name",
+    )
+    .bind(column(changed, |one| one.partition.as_str()))
+    .bind(column(changed, |one| one.earliest))
+    .bind(column(changed, |one| one.latest))
+    .execute(connection)
+    .await
+    .map(drop)
 }
 
 /// Tells the feed of all that was touched, what is archived first.
 pub async fn feed_touched(connection: &mut PgConnection, operation: &Operation) -> Result<(), sqlx::Error> {
+    // A million of them are sorted twice.
+    sqlx::raw_sql("set local work_mem = '64MB'").execute(&mut *connection).await?;
     let feed = sqlx::query(concat!(
         "with entries as (
              select id, revision,
@@ -510,14 +546,14 @@ pub async fn unchanged(connection: &mut PgConnection, operation: &Operation) -> 
 }
 
 /// What was archived is active again, and what was added is archived.
-pub async fn swap_touched(connection: &mut PgConnection, operation: &Operation) -> Result<(), sqlx::Error> {
-    let swap = sqlx::query(
+pub async fn swap_touched(connection: &mut PgConnection, operation: &Operation) -> Result<Vec<Changed>, sqlx::Error> {
+    let swap = sqlx::query_as(summed_up!(
         "update usage_records set status = case status when 'active' then 'archived' else 'active' end,
              backfill_operation_id = $1
          where tenant_id = $2 and usage_type = $3 and event_timestamp >= $4 and event_timestamp < $5
-             and (added_by = $1 and status = 'active' or backfill_operation_id = $1 and status = 'archived')",
-    );
-    bind_touched!(swap, operation).execute(connection).await.map(drop)
+             and (added_by = $1 and status = 'active' or backfill_operation_id = $1 and status = 'archived')"
+    ));
+    bind_touched!(swap, operation).fetch_all(connection).await
 }
 
 /// Notes that a backfill was taken back. False if it was before.
