@@ -53,8 +53,11 @@ impl Default for Courtesy {
 }
 
 impl Courtesy {
-    /// A batch is being written.
-    pub fn writes(&self) {
+    /// A batch of so many records is being written. Without any it only says that nothing has come.
+    pub fn writes(&self, records: usize) {
+        if records == 0 {
+            return;
+        }
         self.last_batch.store(self.begun.elapsed().as_millis() as u64 + 1, Ordering::Relaxed);
     }
 
@@ -88,8 +91,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn readers_stand_back_while_usage_is_written_but_not_for_long() {
         let courtesy = Courtesy::default();
+        courtesy.writes(0);
         assert!(courtesy.turn().await.is_none(), "nothing is written");
-        courtesy.writes();
+        courtesy.writes(1);
         let first = courtesy.turn().await;
         assert!(first.is_some());
         assert!(courtesy.turn().now_or_never().is_none(), "the second waits");

@@ -356,7 +356,7 @@ impl Sink {
         mut batch: Batch,
         patience: Duration,
     ) -> Result<Writer, Interrupted> {
-        self.courtesy.writes();
+        self.courtesy.writes(batch.items().count());
         match writer.write_within(patience, connection, &mut batch).await {
             Ok(()) => self.tell(&batch).await,
             Err(Interrupted::Database(error)) if is_about_data(&error) => {

@@ -92,7 +92,7 @@ impl Batch {
         }
     }
 
-    fn items(&self) -> impl Iterator<Item = &Item> {
+    pub fn items(&self) -> impl Iterator<Item = &Item> {
         self.each_item().map(|(_, item)| item)
     }
 
