@@ -139,7 +139,8 @@ impl Server {
         telemetry::metrics();
         tokio::spawn(telemetry::upkeep(background.clone()));
         let mut http = JoinSet::new();
-        let http_stop = background.child_token();
+        // From then on nothing new is begun, and nobody waits for what may come.
+        let leaving = background.child_token();
         for (listener, routes) in [
             (self.bridge.take(), http::router as fn(Arc<App>) -> axum::Router),
             (self.monitor.take(), http::monitor_router),
@@ -147,13 +148,13 @@ impl Server {
             let Some(listener) = listener else { continue };
             let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
             tracing::info!(address, "HTTP listens");
-            let (routes, stopped) = (routes(self.app.clone()), http_stop.clone().cancelled_owned());
+            let (routes, stopped) = (routes(self.app.clone()), leaving.clone().cancelled_owned());
             let service = routes.into_make_service_with_connect_info::<SocketAddr>();
             http.spawn(async move { axum::serve(listener, service).with_graceful_shutdown(stopped).await });
         }
         let started = tokio::select! {
             () = stop.cancelled() => None,
-            started = self.start(background.clone()) => Some(started?),
+            started = self.start(background.clone(), leaving.clone()) => Some(started?),
         };
         if started.is_some() {
             self.app.health.waits_for(None);
@@ -163,7 +164,7 @@ impl Server {
         }
         tracing::info!("stopping");
         self.app.health.drain();
-        http_stop.cancel();
+        leaving.cancel();
         self.drain(started, http).await;
         tracing::info!("stopped");
         Ok(())
@@ -204,7 +205,7 @@ impl Server {
     }
 
     /// Finds the servers, waiting for what is away, and hosts the roles.
-    async fn start(&self, background: CancellationToken) -> Result<Running, ServeError> {
+    async fn start(&self, background: CancellationToken, leaving: CancellationToken) -> Result<Running, ServeError> {
         let nats = self.until("NATS", || jetstream::connect(&self.config.nats)).await?;
         jetstream::require_version(&nats)?;
         // Requests and replies come by the thousand, and a write that others wait for should not queue among them.
@@ -313,6 +314,7 @@ impl Server {
                         registry: registry.clone(),
                         events: events.clone(),
                         clock: clock.clone(),
+                        leaving: leaving.clone(),
                     };
                     Usage::start(parts, &self.config, background.clone())
                 };

@@ -151,7 +151,7 @@ impl Usage {
         loop {
             // Also right after listening has begun.
             let page = self.feed(asked).await?;
-            if !page.is_empty(asked.from) || Instant::now() >= deadline {
+            if !page.is_empty(asked.from) || Instant::now() >= deadline || self.leaving.is_cancelled() {
                 return Ok(page);
             }
             let heard = async {
@@ -161,9 +161,10 @@ impl Usage {
                 }
             };
             let look_at = deadline.min(Instant::now() + LOOK_AGAIN);
-            if let Ok(None) = timeout_at(look_at, heard).await {
+            let waited = self.leaving.run_until_cancelled(timeout_at(look_at, heard)).await;
+            if let Some(Ok(None)) = waited {
                 news = None;
-                sleep_until(look_at).await;
+                self.leaving.run_until_cancelled(sleep_until(look_at)).await;
             }
         }
     }

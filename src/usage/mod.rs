@@ -116,6 +116,7 @@ pub struct Usage {
     longest_wait: Duration,
     tracker: TaskTracker,
     stop: CancellationToken,
+    leaving: CancellationToken,
     me: Weak<Self>,
     nats: async_nats::Client,
     registry: Registry,
@@ -144,6 +145,8 @@ pub struct Parts {
     pub registry: Registry,
     pub events: Events,
     pub clock: Clock,
+    /// Ends with requests under way: nobody should wait for news any more.
+    pub leaving: CancellationToken,
 }
 
 /// The connections that sinks need.
@@ -166,7 +169,8 @@ pub struct Running {
 impl Usage {
     /// Begins to write what comes, and to take requests.
     pub async fn start(parts: Parts, config: &Config, stop: CancellationToken) -> Result<(Arc<Self>, Running)> {
-        let Parts { database, sink_database, reading, nats, sink_nats, jetstream, registry, events, clock } = parts;
+        let Parts { database, sink_database, reading, nats, sink_nats, jetstream, registry, events, clock, leaving } =
+            parts;
         let (prefix, usage) = (&config.nats.prefix, &config.usage);
         let subject = usage.subject.clone();
         let (stop, tracker) = (stop.child_token(), TaskTracker::new());
@@ -233,6 +237,7 @@ impl Usage {
             longest_wait: config.http.request_timeout.saturating_sub(Duration::from_secs(2)),
             tracker: tracker.clone(),
             stop: stop.clone(),
+            leaving,
             me: me.clone(),
             nats,
             registry,

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use futures::future::join_all;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tidemark::api::usage::FeedRequest;
 
 use crate::{
-    support::{Http, eventually},
+    support::{API_KEY, Deployment, Http, eventually},
     usage::{RECORDS, ago, ledger, publish, record, rows, with},
 };
 
@@ -176,6 +177,30 @@ async fn whoever_waits_hears_at_once() {
     // Or that there was nothing.
     let page = http.fed("position=3-0&wait=0.05").await;
     assert_eq!((&page["records"], &page["next_position"]), (&json!([]), &json!("3-0")));
+}
+
+#[tokio::test]
+async fn whoever_waits_holds_nobody_up() {
+    let deployment = Deployment::new().await;
+    let mut process = deployment.spawn_with(&[("TIDEMARK__SHUTDOWN__DRAIN_TIMEOUT", "10s")]);
+    let http = process.http().await.key(API_KEY);
+    process.is_ready().await;
+    let (_, account) = deployment.nats_url.split_once("//test").unwrap();
+    let account = account.split(':').next().unwrap();
+    let listening =
+        format!("{}/subsz?subs=1&acc=TEST{account}&test=tm.event.usage.fed.default", deployment.monitor_url);
+    let stopping = async {
+        eventually("it waits", async || {
+            let listening: Value = reqwest::get(&listening).await.unwrap().json().await.unwrap();
+            listening["subscriptions_list"].as_array().is_some_and(|all| !all.is_empty()).then_some(())
+        })
+        .await;
+        process.signal(Signal::SIGTERM);
+        assert_eq!(process.ended().await.0, Some(0));
+    };
+    // After 10 s it would be cut off.
+    let (page, ()) = tokio::join!(http.fed("wait=20"), stopping);
+    assert_eq!(page["records"], json!([]));
 }
 
 #[tokio::test]
