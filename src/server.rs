@@ -139,7 +139,7 @@ impl Server {
         telemetry::metrics();
         tokio::spawn(telemetry::upkeep(background.clone()));
         let mut http = JoinSet::new();
-        // From then on nothing new is begun, and nobody waits for what may come.
+        // Once we leave nothing new is begun, and nobody waits for what may come.
         let leaving = background.child_token();
         for (listener, routes) in [
             (self.bridge.take(), http::router as fn(Arc<App>) -> axum::Router),

@@ -145,7 +145,7 @@ pub struct Parts {
     pub registry: Registry,
     pub events: Events,
     pub clock: Clock,
-    /// Ends with requests under way: nobody should wait for news any more.
+    /// When the process begins to leave, nobody waits for news any more.
     pub leaving: CancellationToken,
 }
 

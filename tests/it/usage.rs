@@ -94,6 +94,12 @@ pub async fn ledger_with(change: impl FnOnce(&mut Config)) -> (Deployment, Runni
     (deployment, server, http)
 }
 
+/// What the stream of usage has.
+pub async fn stream(nats: &async_nats::Client) -> async_nats::jetstream::stream::State {
+    let jetstream = async_nats::jetstream::new(nats.clone());
+    jetstream.get_stream("tm_USAGE").await.unwrap().cached_info().state.clone()
+}
+
 /// For tests in which a verdict may not come.
 pub fn hurried(config: &mut Config) {
     config.usage.answer_within = Duration::from_secs(1);
@@ -151,9 +157,9 @@ async fn records_are_accepted_once_and_repeats_are_success() {
     assert_eq!((&metadata["total_records"], &metadata["sources"]["default"]), (&json!(3), &json!(3)));
     assert_eq!(http.reconciled().await, [7, 3, 4, 0]);
     // What is in the ledger leaves the stream.
-    let jetstream = async_nats::jetstream::new(deployment.nats().await);
+    let nats = deployment.nats().await;
     eventually("the stream is empty", async || {
-        let state = jetstream.get_stream("tm_USAGE").await.unwrap().cached_info().state.clone();
+        let state = stream(&nats).await;
         (state.messages == 0 && state.last_sequence == 4).then_some(())
     })
     .await;

@@ -185,10 +185,8 @@ async fn whoever_waits_holds_nobody_up() {
     let mut process = deployment.spawn_with(&[("TIDEMARK__SHUTDOWN__DRAIN_TIMEOUT", "10s")]);
     let http = process.http().await.key(API_KEY);
     process.is_ready().await;
-    let (_, account) = deployment.nats_url.split_once("//test").unwrap();
-    let account = account.split(':').next().unwrap();
-    let listening =
-        format!("{}/subsz?subs=1&acc=TEST{account}&test=tm.event.usage.fed.default", deployment.monitor_url);
+    let Deployment { monitor_url, account, .. } = &deployment;
+    let listening = format!("{monitor_url}/subsz?subs=1&acc={account}&test=tm.event.usage.fed.default");
     let stopping = async {
         eventually("it waits", async || {
             let listening: Value = reqwest::get(&listening).await.unwrap().json().await.unwrap();

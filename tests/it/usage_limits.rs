@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     support::{API_KEY, Deployment, Http, eventually},
-    usage::{RECORDS, ledger, ledger_with, publish, record, rows, with},
+    usage::{RECORDS, ledger, ledger_with, publish, record, rows, stream, with},
 };
 
 const LIMITS: &str = "/api/uc/v1/admin/limits";
@@ -182,11 +182,9 @@ async fn the_least_important_is_shed_first() {
     let held = stalled(&deployment).await;
     let hurried = http.clone().header("prefer", "respond-async");
     let nats = deployment.nats().await;
-    let jetstream = async_nats::jetstream::new(nats.clone());
     let fill_to = async |share: f64| {
         loop {
-            let state = jetstream.get_stream("tm_USAGE").await.unwrap().cached_info().state.clone();
-            let missing = BUDGET as f64 * share - state.bytes as f64;
+            let missing = BUDGET as f64 * share - stream(&nats).await.bytes as f64;
             if missing <= 0.0 {
                 return;
             }

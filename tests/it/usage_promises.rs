@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     support::{API_KEY, Barrier, Deployment, Proxy, Servers, eventually},
-    usage::{RECORDS, hurried, ledger, publish, record, rows, with},
+    usage::{RECORDS, hurried, ledger, publish, record, rows, stream, with},
 };
 
 /// What a generator has published, and what the ledger must have of it.
@@ -44,19 +44,13 @@ fn generator(nats: async_nats::Client, tenant: &str, stop: Arc<AtomicBool>) -> J
             }
             publish(&nats, &subject, &[], json!(message).to_string().into()).await;
             // However slow the machine is: what waits at the end is not much.
-            while waiting(&nats).await > 400 && !stop.load(Ordering::Relaxed) {
+            while stream(&nats).await.messages > 400 && !stop.load(Ordering::Relaxed) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         published
     })
-}
-
-/// How many messages the stream has.
-async fn waiting(nats: &async_nats::Client) -> u64 {
-    let jetstream = async_nats::jetstream::new(nats.clone());
-    jetstream.get_stream("tm_USAGE").await.unwrap().cached_info().state.messages
 }
 
 /// Waits until everything is in the ledger, and checks every account of it.
@@ -195,7 +189,7 @@ async fn killed_at_every_step_of_the_transaction() {
         })
         .await;
         // What was committed is not read again, and is purged although its writer is gone.
-        eventually("the stream is empty", async || (waiting(&nats).await == 0).then_some(())).await;
+        eventually("the stream is empty", async || (stream(&nats).await.messages == 0).then_some(())).await;
         assert_eq!(rows(&database).await, expected, "{step}");
         process.kill();
     }
@@ -227,12 +221,8 @@ async fn believers() -> Deployment {
 
 /// Waits until two instances read every shard: four, and what the stream can't rewrite.
 async fn both_read(deployment: &Deployment) {
-    let jetstream = async_nats::jetstream::new(deployment.nats().await);
-    eventually("both read every shard", async || {
-        let stream = jetstream.get_stream("tm_USAGE").await.unwrap();
-        (stream.cached_info().state.consumer_count >= 10).then_some(())
-    })
-    .await;
+    let nats = deployment.nats().await;
+    eventually("both read every shard", async || (stream(&nats).await.consumer_count >= 10).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -518,7 +508,7 @@ async fn messages_that_no_client_would_send_go_to_quarantine_and_block_nobody() 
     let nats = deployment.nats().await;
     publish(&nats, "usage.default.default", &[], body.clone().into()).await;
     eventually("the next is written", async || (rows(&database).await == 1).then_some(())).await;
-    eventually("nothing is left behind", async || (waiting(&nats).await == 0).then_some(())).await;
+    eventually("nothing is left behind", async || (stream(&nats).await.messages == 0).then_some(())).await;
     server.stop().await;
 }
 

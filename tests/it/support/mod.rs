@@ -35,6 +35,7 @@ pub const API_KEY: &str = "an-api-key-with-all-roles-of-more-than-32-characters"
 
 /// A deployment: a NATS account and a database.
 pub struct Deployment {
+    pub account: String,
     pub nats_url: String,
     pub database_url: String,
     pub monitor_url: String,

@@ -84,6 +84,7 @@ impl Servers {
 
     fn numbered(&self, number: usize) -> Deployment {
         Deployment {
+            account: account(number),
             nats_url: format!("nats://test{number}:secret@127.0.0.1:{}", self.nats.port),
             database_url: self.postgres.url_of(&database(number)),
             monitor_url: self.nats.monitor_url(),
@@ -95,11 +96,16 @@ fn database(number: usize) -> String {
     format!("test_{number}")
 }
 
+fn account(number: usize) -> String {
+    format!("TEST{number}")
+}
+
 fn accounts() -> String {
-    let account = |number| {
-        format!("  TEST{number}: {{ jetstream: enabled, users: [{{ user: test{number}, password: secret }}] }}\n")
+    let configured = |number| {
+        let account = account(number);
+        format!("  {account}: {{ jetstream: enabled, users: [{{ user: test{number}, password: secret }}] }}\n")
     };
-    format!("accounts {{\n{}}}\n", (0..ACCOUNTS).map(account).collect::<String>())
+    format!("accounts {{\n{}}}\n", (0..ACCOUNTS).map(configured).collect::<String>())
 }
 
 /// A folder of this run. What earlier runs left behind goes first.
