@@ -140,6 +140,10 @@ pub fn read_in(
     if raw.get().len() > most_bytes {
         return Err(invalid(format!("the record has {} bytes, more than {most_bytes}", raw.get().len())));
     }
+    // Serde would also take a list for one, by position.
+    if !raw.get().starts_with('{') {
+        return Err(invalid("a record must be an object"));
+    }
     let wire: Wire<'_> = serde_json::from_str(raw.get()).map_err(|_| fault(raw))?;
     for (field, said, proven) in
         [("tenant_id", &wire.tenant_id, origin.tenant), ("source_id", &wire.source_id, origin.source)]
@@ -438,7 +442,11 @@ mod tests {
         let mut short = sample();
         short.as_object_mut().unwrap().remove("value");
         assert!(read_value(&short).unwrap_err().message.contains("missing field `value`"));
-        assert!(read_value(&json!([1])).is_err() && read_value(&json!(7)).is_err());
+        let in_order =
+            json!(["api.calls", "vm-1", 1, "2026-01-31T12:00:00Z", "k", null, null, null, null, null, null, null]);
+        for no_object in [json!([]), in_order, json!(7), json!("text"), Value::Null] {
+            assert_eq!(read_value(&no_object).unwrap_err().message, "a record must be an object", "{no_object}");
+        }
         assert!(read_value(&with("metadata", json!({"a": "x".repeat(17_000)}))).unwrap_err().message.contains("bytes"));
     }
 

@@ -242,6 +242,12 @@ async fn every_reason_to_reject_alone_and_in_a_batch() {
         (409, "duplicate_record", with(taken.clone(), "value", 2)),
         (422, "counter_violation", record("bytes", "c", 9)),
         (422, "counter_violation", record("bytes", "n", -1)),
+        (400, "validation_error", json!([])),
+        (
+            400,
+            "validation_error",
+            json!(["calls", "r", 1, ago(0), "in order", null, null, null, null, null, null, null]),
+        ),
     ];
     for (status, code, record) in &cases {
         let answer = http.post(RECORDS, json!([record])).await;

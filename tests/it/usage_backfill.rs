@@ -231,6 +231,7 @@ async fn bad_backfills_change_nothing() {
         ),
         (good(vec![with(of("calls", "a", 5, 1), "tenant_id", "other")]), 400, "validation_error", "tenant_id"),
         (good(vec![json!(7)]), 400, "validation_error", "replacement_events[0]"),
+        (good(vec![json!([])]), 400, "validation_error", "replacement_events[0]: a record must be an object"),
         (good(vec![json!({})]), 400, "validation_error", "usage_type"),
         (with(good(vec![]), "replacement_events", "all"), 400, "validation_error", "replacement_events"),
         (with(with(good(vec![]), "dry_run", true), "staged", true), 400, "validation_error", "dry_run"),
