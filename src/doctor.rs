@@ -162,9 +162,11 @@ async fn pending_migrations(pool: &PgPool, migrations: &Migrator) -> Result<Stri
             Err(problem) => return Err(problem),
         };
     let missing = migrations.iter().filter(|migration| !applied.contains(&migration.version)).count();
-    match missing {
-        0 => Ok("all applied".into()),
-        missing => Err(format!("{missing} not applied: run `tidemark migrate`")),
+    let foreign = applied.iter().filter(|version| !migrations.version_exists(**version)).count();
+    match (missing, foreign) {
+        (0, 0) => Ok("all applied".into()),
+        (_, 1..) => Err(format!("{foreign} applied by another version: this one won't start on them")),
+        (missing, 0) => Err(format!("{missing} not applied: run `tidemark migrate`")),
     }
 }
 

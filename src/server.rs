@@ -165,13 +165,18 @@ impl Server {
         tracing::info!("stopping");
         self.app.health.drain();
         leaving.cancel();
-        self.drain(started, http).await;
+        self.drain(started, http, background).await;
         tracing::info!("stopped");
         Ok(())
     }
 
     /// Requests under way finish; what was reserved is given back, also when some caller does not let go.
-    async fn drain(&self, running: Option<Running>, mut http: JoinSet<std::io::Result<()>>) {
+    async fn drain(
+        &self,
+        running: Option<Running>,
+        mut http: JoinSet<std::io::Result<()>>,
+        background: CancellationToken,
+    ) {
         let limit = self.config.shutdown.drain_timeout;
         let http = timeout(limit, async { while http.join_next().await.is_some() {} });
         let Some(Running { connections, services, ids, timers, usage, leases }) = running else {
@@ -194,6 +199,8 @@ impl Server {
             tracing::warn!("reserved ids could not be given back and are skipped");
         }
         let _ = timeout(limit, self.instance.give_number_back(&leases, &self.clock)).await;
+        // Whoever follows a stream would take the end of the connection for a loss.
+        background.cancel();
         // The last replies are still in the client's buffer, and closing does not wait for them.
         for nats in connections {
             let closed = async { nats.flush().await.is_ok() && nats.drain().await.is_ok() };

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use async_nats::{Client, StatusCode, jetstream::Context};
+use async_nats::{
+    Client, StatusCode,
+    jetstream::{Context, ErrorCode},
+};
 use bytes::Bytes;
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
@@ -22,8 +25,6 @@ const CHUNK: usize = 128 * 1024;
 
 /// How long the server may take for the next step.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-const STREAM_NOT_FOUND: u64 = 10059;
 
 /// How often a stream is saved that is written to meanwhile.
 const ATTEMPTS: usize = 20;
@@ -139,7 +140,8 @@ pub async fn remove(context: &Context, stream: &str) -> Result<()> {
         .await
         .map_err(|error| failed(error.to_string()))?;
     match removed["error"]["err_code"].as_u64() {
-        None | Some(STREAM_NOT_FOUND) => Ok(()),
+        None => Ok(()),
+        Some(code) if code == ErrorCode::STREAM_NOT_FOUND.0 => Ok(()),
         Some(_) => Err(failed(removed["error"]["description"].to_string())),
     }
 }

@@ -3,7 +3,7 @@
 //! A file has the server's own configuration fields. Applying creates what is missing and updates what differs; a change
 //! that would lose data is left alone and explained. Fields that a file does not name are the operator's.
 
-use async_nats::jetstream::{Context, context::RequestError, response::Response};
+use async_nats::jetstream::{Context, ErrorCode, context::RequestError, response::Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -20,9 +20,6 @@ const FILES: &[(&str, &str)] = &[
     ("usage.toml", include_str!("../../streams/usage.toml")),
     ("usage_limits.toml", include_str!("../../streams/usage_limits.toml")),
 ];
-
-const STREAM_NOT_FOUND: u64 = 10059;
-const CONSUMER_NOT_FOUND: u64 = 10014;
 
 const FIRST_SEQUENCE: &str = "first_seq";
 
@@ -207,7 +204,7 @@ pub(super) async fn live(jetstream: &Context, name: &str) -> Result<Option<Live>
     let info = jetstream.request(format!("STREAM.INFO.{name}"), &json!({})).await?;
     match outcome(info) {
         Ok(live) => Ok(Some(live)),
-        Err(error) if error.error_code().0 == STREAM_NOT_FOUND => Ok(None),
+        Err(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND => Ok(None),
         Err(error) => Err(ApplyError::Refused { action: "the inspection", stream: name.to_owned(), error }),
     }
 }
@@ -222,7 +219,7 @@ async fn consumer_changes(
     let info: Response<Value> = jetstream.request(format!("CONSUMER.INFO.{stream}.{name}"), &json!({})).await?;
     let live = match outcome(info) {
         Ok(live) => live["config"].clone(),
-        Err(error) if error.error_code().0 == CONSUMER_NOT_FOUND => Value::Null,
+        Err(error) if error.error_code() == ErrorCode::CONSUMER_NOT_FOUND => Value::Null,
         Err(error) => {
             return Err(ApplyError::Refused { action: "the inspection", stream: stream.to_owned(), error });
         }

@@ -84,6 +84,11 @@ async fn doctor_finds_nothing_where_all_is_well_and_says_what_to_do_where_not() 
     }
     let (code, _, err) = tidemark(&["migrate"], environment.clone()).await;
     assert_eq!(code, Some(0), "{err}");
+    let newer = "insert into _sqlx_migrations (version, description, success, checksum, execution_time)
+        values (99990101000000, 'of tomorrow', true, '', 0)";
+    sqlx::query(newer).execute(&deployment.database().await).await.unwrap();
+    let (_, out, _) = tidemark(&["doctor"], environment.clone()).await;
+    assert!(out.contains("1 applied by another version"), "{out}");
 
     let store = folder().join("lax");
     let lax = format!("jetstream {{ store_dir: {store:?}, sync_interval: \"30s\" }}");

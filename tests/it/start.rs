@@ -30,6 +30,8 @@ async fn three_processes_start_at_once_on_empty_stores() {
         let (code, printed) = process.ended().await;
         assert_eq!(code, Some(0), "{printed}");
         assert!(!printed.contains("\"ERROR\""), "{printed}");
+        let (_, on_its_way_out) = printed.split_once("\"stopping\"").unwrap();
+        assert!(!on_its_way_out.contains("\"WARN\""), "{printed}");
     }
 }
 
