@@ -1,10 +1,10 @@
 //! How requests and replies are written: JSON, or MessagePack where the caller says so.
 
-use std::fmt::Display;
+use std::{fmt::Display, io::Read};
 
 use bytes::Bytes;
 use serde::{
-    Serialize,
+    Deserialize, Serialize,
     de::{DeserializeOwned, value::MapDeserializer},
 };
 use serde_json::Value;
@@ -73,8 +73,8 @@ impl Encoding {
             Encoding::Json => serde_json::from_slice(body).map_err(|error| self.at_fault::<T>(body, &error)),
             Encoding::MessagePack => {
                 let mut rest = body;
-                let value = T::deserialize(&mut rmp_serde::Deserializer::new(&mut rest))
-                    .map_err(|error| self.at_fault::<T>(body, &error))?;
+                let value =
+                    T::deserialize(&mut unpacking(&mut rest)).map_err(|error| self.at_fault::<T>(body, &error))?;
                 if rest.is_empty() { Ok(value) } else { Err(Error::invalid("body: more bytes than one value")) }
             }
         }
@@ -85,11 +85,19 @@ impl Encoding {
     fn at_fault<T: DeserializeOwned>(self, body: &[u8], error: &dyn Display) -> Error {
         let value: Option<Value> = match self {
             Encoding::Json => serde_json::from_slice(body).ok(),
-            Encoding::MessagePack => rmp_serde::from_slice(body).ok(),
+            Encoding::MessagePack => Value::deserialize(&mut unpacking(&mut &*body)).ok(),
         };
         let named = value.and_then(|value| named::<T, _>(value).err());
         named.unwrap_or_else(|| Error::invalid(format!("body: {error}")))
     }
+}
+
+/// Reads MessagePack as deep as JSON's own parser goes: each level takes some of the stack.
+pub fn unpacking<R: Read>(body: R) -> rmp_serde::Deserializer<rmp_serde::decode::ReadReader<R>> {
+    const MOST_DEPTH: usize = 128;
+    let mut unpacking = rmp_serde::Deserializer::new(body);
+    unpacking.set_max_depth(MOST_DEPTH);
+    unpacking
 }
 
 /// Deserializes, and says in the error which field was at fault. Keeping track costs, so this is for the second look at
@@ -111,9 +119,8 @@ where
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
+    use crate::api::Json;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -154,6 +161,14 @@ mod tests {
         assert_eq!(Encoding::Json.decode_request::<Sample>(b"").unwrap(), Sample { size: None, ids: None });
         assert!(Encoding::MessagePack.decode::<Sample>(b"\xc1").is_err());
         assert!(Encoding::MessagePack.decode::<Sample>(b"\x80\x80").is_err());
+    }
+
+    #[test]
+    fn what_is_too_deep_is_refused() {
+        for (encoding, open) in [(Encoding::Json, b'['), (Encoding::MessagePack, 0x91)] {
+            let deep = vec![open; 100_000];
+            assert!(encoding.decode::<Json>(&deep).is_err() && encoding.decode::<Value>(&deep).is_err());
+        }
     }
 
     #[test]

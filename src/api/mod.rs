@@ -20,7 +20,7 @@ pub mod timers;
 pub mod usage;
 
 pub use call::{Call, Context, Handle, IdempotencyKey, ReplyHeaders};
-pub use encoding::{Encoding, named};
+pub use encoding::{Encoding, named, unpacking};
 pub use json::Json;
 pub use name::{Name, Target};
 pub use operation::{Info, Method, NoParameters, Operation, Route, Visitor};

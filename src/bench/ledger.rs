@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::{FutureExt, StreamExt, future::join_all, stream};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -13,7 +13,10 @@ use super::{
     usage::{SOURCE, TYPES, fill, inserted, messages, published, register, verdict_latencies},
 };
 use crate::{
-    api::usage::{BackfillAnswer, BackfillEvents, BackfillId, BackfillMode, BackfillRequest, RecordQuery, TimeRange},
+    api::{
+        Json,
+        usage::{BackfillAnswer, BackfillEvents, BackfillId, BackfillMode, BackfillRequest, RecordQuery, TimeRange},
+    },
     client::Client,
 };
 
@@ -138,13 +141,13 @@ const PART: usize = 2000;
 /// Rounds of bare inserts before it and after it: about as many rows.
 const BARE_ROUNDS: usize = 21;
 
-fn events(part: usize, from: DateTime<Utc>) -> Vec<Value> {
+fn events(part: usize, from: DateTime<Utc>) -> Vec<Json> {
     let event = |number: usize| {
-        json!({
+        Json::from(&json!({
             "usage_type": TYPES[0].0, "resource_id": format!("resource-{:05}", number % 500), "resource_type": "instance",
             "value": number, "event_timestamp": from + TimeDelta::milliseconds((part * PART + number) as i64),
             "idempotency_key": Uuid::now_v7(), "metadata": { "region": "eu-west", "zone": number % 3 },
-        })
+        }))
     };
     (0..PART).map(event).collect()
 }
@@ -159,7 +162,7 @@ async fn backfill(ground: &Ground) -> Measured {
     }
     let (tenant, source) = (name("bench-backfill"), name(SOURCE));
     let from = Utc::now() - TimeDelta::days(10);
-    let parts: Vec<Vec<Value>> = (0..REPLACED / PART).map(|part| events(part, from)).collect();
+    let parts: Vec<Vec<Json>> = (0..REPLACED / PART).map(|part| events(part, from)).collect();
     let request = BackfillRequest {
         usage_type: TYPES[0].0.into(),
         time_range: TimeRange { from, to: from + TimeDelta::days(1) },

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use chrono::Utc;
 use futures::{StreamExt, future::FutureExt, stream};
-use serde_json::json;
+use serde_json::{json, value::RawValue};
 use sqlx::PgPool;
 use uuid::Uuid;
 
@@ -122,7 +122,7 @@ pub async fn inserted(database: &PgPool, messages: Vec<(String, Bytes)>) -> f64 
         .iter()
         .flat_map(|(tenant, body)| {
             let origin = Origin { tenant, source: "bare" };
-            let read = |raw| record::read(raw, origin, None, usize::MAX).expect("a good record");
+            let read = |raw: &RawValue| record::read(raw.get(), origin, None, usize::MAX).expect("a good record");
             record::split(body)
                 .expect("a list")
                 .into_iter()

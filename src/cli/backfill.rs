@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     api::{
-        Name,
+        Json, Name,
         usage::{
             Backfill, BackfillAnswer, BackfillEvents, BackfillId, BackfillMode, BackfillPreview, BackfillRequest,
             MOST_EVENTS, TimeRange,
@@ -61,7 +61,7 @@ pub struct BackfillOptions {
 }
 
 impl BackfillOptions {
-    fn request(&self, events: Vec<Value>) -> BackfillRequest {
+    fn request(&self, events: Vec<Json>) -> BackfillRequest {
         BackfillRequest {
             usage_type: self.usage_type.clone(),
             time_range: TimeRange { from: self.from, to: self.to },
@@ -79,7 +79,7 @@ pub async fn run(client: &Client, tenant: &Name, options: BackfillOptions, json:
     if options.dry_run {
         let mut events = Vec::new();
         while let Some(record) = lines.next()? {
-            events.push(Value::Object(record));
+            events.push(Json::from(&Value::Object(record)));
             if events.len() > MOST_EVENTS {
                 return Err(Failure(format!("a dry run takes {MOST_EVENTS} records at most")));
             }
@@ -116,7 +116,7 @@ async fn send_all(client: &Client, tenant: &Name, source: &Name, id: Uuid, lines
     loop {
         let next = lines.next()?;
         let is_last = next.is_none();
-        part.extend(next.map(Value::Object));
+        part.extend(next.map(|record| Json::from(&Value::Object(record))));
         if part.len() == PART || is_last && !part.is_empty() {
             let first = lines.number() + 1 - part.len();
             bar.inc(part.len() as u64);

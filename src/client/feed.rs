@@ -48,8 +48,8 @@ impl Drop for Coming {
     }
 }
 
-/// Pages that are on their way at most. The server reads one while it writes down the other.
-const AT_ONCE: usize = 2;
+/// Pages that are on their way at most. The database reads one while the server writes down another, and a third is here soon.
+const AT_ONCE: usize = 3;
 
 /// Seconds until an empty page comes when there is nothing new.
 const WAIT: f64 = 10.0;

@@ -126,7 +126,7 @@ async fn answer_all(mut endpoint: Endpoint, operation: Arc<dyn Wired>, prefix: N
                     if !reply::is_wanted(&request, &name) {
                         continue;
                     }
-                    let mut answer = answer(&*operation, leading, request);
+                    let mut answer = answer(&*operation, leading, Box::new(request));
                     // Many answers are at hand at once, and need not wait among the others.
                     match poll!(&mut answer) {
                         Poll::Ready(answered) => reply(answered, &name, &meters).await,
@@ -157,9 +157,9 @@ impl Meters {
     }
 }
 
-/// A request and what it is answered with.
+/// A request and what it is answered with. The request is large, and passed from hand to hand.
 struct Answered {
-    request: Request,
+    request: Box<Request>,
     began: Instant,
     encoding: Encoding,
     answer: Result<Encoded>,
@@ -167,7 +167,11 @@ struct Answered {
 }
 
 /// The answer to come. Not async itself, so that only what is needed for the reply waits with it.
-fn answer(operation: &dyn Wired, leading: usize, request: Request) -> impl Future<Output = Answered> + Unpin + use<> {
+fn answer(
+    operation: &dyn Wired,
+    leading: usize,
+    request: Box<Request>,
+) -> impl Future<Output = Answered> + Unpin + use<> {
     let began = Instant::now();
     let encoding = Encoding::of(header(&request, CONTENT_TYPE));
     // A panic is a defect, but not a reason to leave every later caller without an answer.

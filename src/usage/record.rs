@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::identity::{self, Origin};
 use crate::{
     api::{
-        Encoding,
+        Encoding, unpacking,
         usage::{MOST_BYTES, MOST_RECORDS, MetricKind},
     },
     error::{Code, Error, Result},
@@ -20,9 +20,6 @@ use crate::{
 
 /// Bytes of a record's metadata.
 const MOST_METADATA: usize = 8 * 1024;
-
-/// Values inside each other: JSON's own parser takes as many.
-const MOST_DEPTH: usize = 128;
 
 /// Characters of a name, and names in a lineage.
 pub const MOST_CHARACTERS: usize = 255;
@@ -67,9 +64,7 @@ pub fn as_json(encoding: Encoding, body: &Bytes) -> Result<Bytes> {
         Encoding::MessagePack => {
             let mut rest: &[u8] = body;
             let mut json = Vec::with_capacity(body.len() * 2);
-            let from = &mut rmp_serde::Deserializer::new(&mut rest);
-            from.set_max_depth(MOST_DEPTH);
-            serde_transcode::transcode(from, &mut serde_json::Serializer::new(&mut json))
+            serde_transcode::transcode(&mut unpacking(&mut rest), &mut serde_json::Serializer::new(&mut json))
                 .map_err(|error| invalid(format!("body: is not MessagePack: {error}")))?;
             if !rest.is_empty() {
                 return Err(invalid("body: more bytes than one value"));
@@ -105,10 +100,10 @@ pub fn split(json: &[u8]) -> Result<Vec<&RawValue>> {
     }
 }
 
-/// As a record comes.
+/// A record as it comes.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wire<'a> {
+pub struct Sent<'a> {
     usage_type: String,
     resource_id: String,
     #[serde(borrow)]
@@ -125,75 +120,84 @@ struct Wire<'a> {
 }
 
 /// Reads one record. `user` is the one user for whom its sender may speak.
-pub fn read(raw: &RawValue, origin: Origin<'_>, user: Option<&str>, most_bytes: usize) -> Result<Record> {
-    read_in("", raw, origin, user, most_bytes)
+pub fn read(json: &str, origin: Origin<'_>, user: Option<&str>, most_bytes: usize) -> Result<Record> {
+    Sent::parse(json, most_bytes)?.read("", origin, user)
 }
 
-/// The same among the records of one backfill, whose keys are its own.
-pub fn read_in(
-    namespace: &str,
-    raw: &RawValue,
-    origin: Origin<'_>,
-    user: Option<&str>,
-    most_bytes: usize,
-) -> Result<Record> {
-    if raw.get().len() > most_bytes {
-        return Err(invalid(format!("the record has {} bytes, more than {most_bytes}", raw.get().len())));
-    }
-    // Serde would also take a list for one, by position.
-    if !raw.get().starts_with('{') {
-        return Err(invalid("a record must be an object"));
-    }
-    let wire: Wire<'_> = serde_json::from_str(raw.get()).map_err(|_| fault(raw))?;
-    for (field, said, proven) in
-        [("tenant_id", &wire.tenant_id, origin.tenant), ("source_id", &wire.source_id, origin.source)]
-    {
-        if said.as_ref().is_some_and(|said| said != proven) {
-            return Err(invalid_field(field, "is not the sender's own"));
+impl<'a> Sent<'a> {
+    pub fn parse(json: &'a str, most_bytes: usize) -> Result<Self> {
+        if json.len() > most_bytes {
+            return Err(invalid(format!("the record has {} bytes, more than {most_bytes}", json.len())));
         }
-    }
-    for (field, text) in [
-        ("usage_type", Some(&wire.usage_type)),
-        ("resource_id", Some(&wire.resource_id)),
-        ("idempotency_key", Some(&wire.idempotency_key)),
-        ("user_id", wire.user_id.as_ref()),
-        ("resource_type", wire.resource_type.as_ref()),
-    ] {
-        check_name(field, text)?;
-    }
-    let value = decimal(wire.value.get())?;
-    let event_timestamp = moment(&wire.event_timestamp)?;
-    let lineage = wire.lineage.as_ref().map(lineage).transpose()?;
-    let metadata = wire.metadata.as_ref().map(metadata).transpose()?;
-    let user_id = match (wire.user_id, user) {
-        (Some(named), Some(user)) if named != user => {
-            return Err(foreign_user());
+        // Serde would also take a list for one, by position.
+        if !json.starts_with('{') {
+            return Err(invalid("a record must be an object"));
         }
-        (named, user) => named.or_else(|| user.map(str::to_owned)),
-    };
-    let body_hash = identity::hash(&[
-        &value.to_string(),
-        &event_timestamp.timestamp_micros().to_string(),
-        user_id.as_deref().unwrap_or_default(),
-        wire.resource_type.as_deref().unwrap_or_default(),
-        lineage.as_deref().unwrap_or_default(),
-        metadata.as_deref().unwrap_or_default(),
-    ]);
-    Ok(Record {
-        id: identity::record_id(namespace, origin, &wire.usage_type, &wire.resource_id, &wire.idempotency_key),
-        series: identity::series(origin, &wire.usage_type, &wire.resource_id),
-        usage_type: wire.usage_type,
-        resource_id: wire.resource_id,
-        value,
-        event_timestamp,
-        idempotency_key: wire.idempotency_key,
-        metric_kind: wire.metric_kind,
-        user_id,
-        resource_type: wire.resource_type,
-        lineage,
-        metadata,
-        body_hash: body_hash[..16].try_into().expect("half of a hash"),
-    })
+        serde_json::from_str(json).map_err(|_| fault(json))
+    }
+
+    /// What it says that it comes from.
+    pub fn source_id(&self) -> Option<&str> {
+        self.source_id.as_deref()
+    }
+
+    /// Refuses a value that may have lost digits where it was parsed on its way.
+    pub fn check_digits(&self) -> Result<()> {
+        check_digits(self.value.get())
+    }
+
+    /// Keys are unique within a namespace: a backfill has its own.
+    pub fn read(self, namespace: &str, origin: Origin<'_>, user: Option<&str>) -> Result<Record> {
+        for (field, said, proven) in
+            [("tenant_id", &self.tenant_id, origin.tenant), ("source_id", &self.source_id, origin.source)]
+        {
+            if said.as_ref().is_some_and(|said| said != proven) {
+                return Err(invalid_field(field, "is not the sender's own"));
+            }
+        }
+        for (field, text) in [
+            ("usage_type", Some(&self.usage_type)),
+            ("resource_id", Some(&self.resource_id)),
+            ("idempotency_key", Some(&self.idempotency_key)),
+            ("user_id", self.user_id.as_ref()),
+            ("resource_type", self.resource_type.as_ref()),
+        ] {
+            check_name(field, text)?;
+        }
+        let value = decimal(self.value.get())?;
+        let event_timestamp = moment(&self.event_timestamp)?;
+        let lineage = self.lineage.as_ref().map(lineage).transpose()?;
+        let metadata = self.metadata.as_ref().map(metadata).transpose()?;
+        let user_id = match (self.user_id, user) {
+            (Some(named), Some(user)) if named != user => {
+                return Err(foreign_user());
+            }
+            (named, user) => named.or_else(|| user.map(str::to_owned)),
+        };
+        let body_hash = identity::hash(&[
+            &value.to_string(),
+            &event_timestamp.timestamp_micros().to_string(),
+            user_id.as_deref().unwrap_or_default(),
+            self.resource_type.as_deref().unwrap_or_default(),
+            lineage.as_deref().unwrap_or_default(),
+            metadata.as_deref().unwrap_or_default(),
+        ]);
+        Ok(Record {
+            id: identity::record_id(namespace, origin, &self.usage_type, &self.resource_id, &self.idempotency_key),
+            series: identity::series(origin, &self.usage_type, &self.resource_id),
+            usage_type: self.usage_type,
+            resource_id: self.resource_id,
+            value,
+            event_timestamp,
+            idempotency_key: self.idempotency_key,
+            metric_kind: self.metric_kind,
+            user_id,
+            resource_type: self.resource_type,
+            lineage,
+            metadata,
+            body_hash: body_hash[..16].try_into().expect("half of a hash"),
+        })
+    }
 }
 
 /// A sender that is bound to a user named another.
@@ -203,8 +207,8 @@ pub fn foreign_user() -> Error {
 }
 
 /// The key of a record that may be bad otherwise.
-pub fn idempotency_key(raw: &RawValue) -> Option<String> {
-    let value: Value = serde_json::from_str(raw.get()).ok()?;
+pub fn idempotency_key(json: &str) -> Option<String> {
+    let value: Value = serde_json::from_str(json).ok()?;
     value.get("idempotency_key")?.as_str().map(cut)
 }
 
@@ -217,9 +221,9 @@ pub fn cut(text: &str) -> String {
 }
 
 /// What a second, slower look finds wrong.
-fn fault(raw: &RawValue) -> Error {
-    let mut json = serde_json::Deserializer::from_str(raw.get());
-    match serde_path_to_error::deserialize::<_, Wire<'_>>(&mut json) {
+fn fault(json: &str) -> Error {
+    let mut json = serde_json::Deserializer::from_str(json);
+    match serde_path_to_error::deserialize::<_, Sent<'_>>(&mut json) {
         Ok(_) => invalid("the record can't be read"),
         Err(error) => {
             let (path, problem) = (error.path().to_string(), error.into_inner().to_string());
@@ -245,16 +249,23 @@ pub fn check_name(field: &str, text: Option<&String>) -> Result<()> {
     Ok(())
 }
 
-/// A number that has been parsed before: what may have lost digits on the way must come as text.
+/// A number that has been parsed before.
 pub fn value(value: &Value) -> Result<Decimal> {
+    let json = value.to_string();
+    check_digits(&json)?;
+    decimal(&json)
+}
+
+/// What may have lost digits when it was parsed must come as text.
+fn check_digits(json: &str) -> Result<()> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     const DIGITS: usize = 15;
-    let digits = |text: &str| text.bytes().take_while(|byte| *byte != b'e').filter(u8::is_ascii_digit).count();
-    match value.as_f64() {
-        Some(number) if value.is_f64() && (number.abs() >= EXACT || digits(&value.to_string()) > DIGITS + 1) => {
-            Err(invalid_field("value", "has too many digits for a number: give it as text"))
-        }
-        _ => decimal(&value.to_string()),
+    let is_too_large = || json.parse::<f64>().is_ok_and(|number| number.abs() >= EXACT);
+    let digits = || json.bytes().take_while(|byte| *byte != b'e').filter(u8::is_ascii_digit).count();
+    let is_float = json.starts_with(|first: char| first == '-' || first.is_ascii_digit()) && json.contains(['.', 'e']);
+    match is_float && (is_too_large() || digits() > DIGITS + 1) {
+        true => Err(invalid_field("value", "has too many digits for a number: give it as text")),
+        false => Ok(()),
     }
 }
 
@@ -356,7 +367,7 @@ mod tests {
 
     fn read_value(value: &Value) -> Result<Record> {
         let raw = serde_json::value::to_raw_value(value).unwrap();
-        read(&raw, ORIGIN, None, 16 * 1024)
+        read(raw.get(), ORIGIN, None, 16 * 1024)
     }
 
     fn with(member: &str, value: Value) -> Value {
@@ -454,7 +465,7 @@ mod tests {
     fn a_sender_with_a_user_speaks_for_that_user_only() {
         let read = |record: Value| {
             let raw = serde_json::value::to_raw_value(&record).unwrap();
-            super::read(&raw, ORIGIN, Some("ann"), 16 * 1024)
+            super::read(raw.get(), ORIGIN, Some("ann"), 16 * 1024)
         };
         assert_eq!(read(sample()).unwrap().user_id.as_deref(), Some("ann"));
         assert_eq!(read(with("user_id", json!("ann"))).unwrap().user_id.as_deref(), Some("ann"));
@@ -472,7 +483,7 @@ mod tests {
             let json = as_json(Encoding::MessagePack, &packed).unwrap();
             let records = split(&json).unwrap();
             assert_eq!(records.len(), count);
-            assert!(records.iter().all(|raw| read(raw, ORIGIN, None, 16 * 1024).is_ok()));
+            assert!(records.iter().all(|raw| read(raw.get(), ORIGIN, None, 16 * 1024).is_ok()));
         }
         for broken in ["", "7", "{", "[1,", "{\"records\": 7}", "[] x", "nonsense"] {
             assert_eq!(split(broken.as_bytes()).unwrap_err().code, Code::ValidationError, "{broken}");
@@ -494,7 +505,7 @@ mod tests {
                 if let Ok(json) = as_json(encoding, &bytes)
                     && let Ok(records) = split(&json)
                 {
-                    records.iter().for_each(|raw| drop(read(raw, ORIGIN, None, 16 * 1024)));
+                    records.iter().for_each(|raw| drop(read(raw.get(), ORIGIN, None, 16 * 1024)));
                 }
             }
         }

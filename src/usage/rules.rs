@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use rust_decimal::Decimal;
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{Value, json};
 
 use super::{
     limits::Nested,
@@ -19,13 +19,13 @@ use crate::{
 /// Checks a record against its type, its source and the time at which it came.
 pub fn check(
     record: &Record,
-    raw: &RawValue,
+    json: &str,
     source: &str,
     came_at: DateTime<Utc>,
     of_type: Option<&Type>,
     limits: &Nested,
 ) -> Result<()> {
-    let unit = check_type(record, raw, source, of_type)?;
+    let unit = check_type(record, json, source, of_type)?;
     check_time(record, came_at, unit.grace_period.unwrap_or(limits.grace_period), true)?;
     check_time(record, came_at, unit.future_tolerance.unwrap_or(limits.future_tolerance), false)?;
     match unit.metric_kind {
@@ -35,7 +35,7 @@ pub fn check(
 }
 
 /// Checks a record against its type and its source.
-pub fn check_type<'a>(record: &Record, raw: &RawValue, source: &str, of_type: Option<&'a Type>) -> Result<&'a Unit> {
+pub fn check_type<'a>(record: &Record, json: &str, source: &str, of_type: Option<&'a Type>) -> Result<&'a Unit> {
     let Some(of_type) = of_type else {
         let message = format!("usage_type: no unit {:?} is registered", record.usage_type);
         return Err(Error::new(Code::TypeNotFound, message).about("usage_type"));
@@ -52,7 +52,7 @@ pub fn check_type<'a>(record: &Record, raw: &RawValue, source: &str, of_type: Op
         return Err(invalid_field("metric_kind", problem));
     }
     if of_type.schema.is_some() {
-        let value: Value = serde_json::from_str(raw.get()).map_err(|error| invalid(error.to_string()))?;
+        let value: Value = serde_json::from_str(json).map_err(|error| invalid(error.to_string()))?;
         check_schema(of_type, &value)?;
     }
     Ok(unit)

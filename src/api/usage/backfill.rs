@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Reason, Rejection};
+use crate::api::Json;
 
 /// Replacement records in one request. More are sent in parts.
 pub const MOST_EVENTS: usize = 10_000;
@@ -47,7 +48,8 @@ pub struct BackfillRequest {
     pub time_range: TimeRange,
     /// Usage records of this type and range, up to 10,000. They may name a `source_id`.
     #[serde(default)]
-    pub replacement_events: Vec<Value>,
+    #[schema(value_type = Vec<Value>)]
+    pub replacement_events: Vec<Json>,
     /// `blocking` or `non_blocking`.
     pub mode: BackfillMode,
     /// Why, for those who ask later.
@@ -175,7 +177,8 @@ pub struct BackfillEvents {
     #[schema(value_type = String)]
     pub id: Uuid,
     /// Up to 10,000.
-    pub records: Vec<Value>,
+    #[schema(value_type = Vec<Value>)]
+    pub records: Vec<Json>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -4,20 +4,19 @@ use std::{collections::HashMap, num::NonZeroU32, sync::Arc};
 
 use chrono::{DateTime, Utc};
 use governor::clock::{Clock as _, DefaultClock};
-use serde_json::{Value, value::to_raw_value};
 use uuid::Uuid;
 
 use super::not_pending;
 use crate::{
     api::{
-        Call, Context, Handle, Name,
+        Call, Context, Handle, Json, Name,
         usage::{BackfillEvents, BackfillReceived, MOST_EVENTS, MetricKind, Rejection, SendBackfillEvents},
     },
     error::{Code, Error, Result},
     usage::{
         Usage,
         identity::Origin,
-        record::{self, Record, invalid_field},
+        record::{self, Record, Sent, invalid_field},
         rules,
         store::{
             backfills::{self, NewEvent},
@@ -88,24 +87,22 @@ impl Usage {
         (tenant, source): (&Name, &Name),
         of_type: &Type,
         range: (DateTime<Utc>, DateTime<Utc>),
-        events: &[Value],
+        events: &[Json],
         context: &Context,
     ) -> Result<(Vec<NewEvent>, Vec<Rejection>)> {
         let namespace = id.to_string();
         let most_bytes = self.limits.of(tenant.as_str(), source.as_str()).max_record_bytes();
-        let read = |index: usize, event: &Value| {
-            let source = event.get("source_id").and_then(Value::as_str).unwrap_or(source.as_str());
+        let read = |index: usize, event: &Json| {
+            let sent = Sent::parse(event.as_str(), most_bytes)?;
+            let source = sent.source_id().unwrap_or(source.as_str());
             let source: Name = source.parse().map_err(|_| invalid_field("source_id", "is no name of a source"))?;
-            if let Some(number) = event.get("value").filter(|value| value.is_f64()) {
-                record::value(number)?;
-            }
-            let raw = to_raw_value(event).map_err(Error::internal)?;
+            sent.check_digits()?;
             let origin = Origin { tenant: tenant.as_str(), source: source.as_str() };
-            let record = record::read_in(&namespace, &raw, origin, context.user.as_deref(), most_bytes)?;
+            let record = sent.read(&namespace, origin, context.user.as_deref())?;
             if record.usage_type != of_type.unit.name {
                 return Err(invalid_field("usage_type", "is not the backfill's"));
             }
-            rules::check_type(&record, &raw, source.as_str(), Some(of_type))?;
+            rules::check_type(&record, event.as_str(), source.as_str(), Some(of_type))?;
             if record.event_timestamp < range.0 || record.event_timestamp >= range.1 {
                 return Err(invalid_field("event_timestamp", "lies outside of the backfill's range"));
             }
@@ -127,8 +124,8 @@ impl Usage {
                     }
                 },
                 Err(error) => {
-                    let key = event.get("idempotency_key").and_then(Value::as_str).map(record::cut);
-                    rejected.push(Rejection { index, idempotency_key: key, reason: error.into() });
+                    let idempotency_key = record::idempotency_key(event.as_str());
+                    rejected.push(Rejection { index, idempotency_key, reason: error.into() });
                 }
             }
         }

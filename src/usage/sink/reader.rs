@@ -287,21 +287,21 @@ impl Reader<'_> {
         let limits = self.sink.limits.of(origin.tenant, origin.source);
         let read = |raw: &RawValue| match &refused {
             Some(error) => Err(error.share()),
-            None => record::read(raw, origin, user, limits.max_record_bytes()),
+            None => record::read(raw.get(), origin, user, limits.max_record_bytes()),
         };
         let records: Vec<Result<Record>> = raws.iter().map(|raw| read(raw)).collect();
         let types = self.types_of(&records).await?;
         let examine = |raw: &RawValue, record: Result<Record>| {
             let record = match record {
                 Ok(record) => record,
-                Err(error) => return Read::Unreadable { idempotency_key: record::idempotency_key(raw), error },
+                Err(error) => return Read::Unreadable { idempotency_key: record::idempotency_key(raw.get()), error },
             };
             let of_type = match types.get(&record.usage_type) {
                 Some(Ok(of_type)) => of_type.clone(),
                 Some(Err(error)) => return Read::Unfit(record, error.share()),
                 None => None,
             };
-            let checked = rules::check(&record, raw, origin.source, came_at, of_type.as_deref(), &limits);
+            let checked = rules::check(&record, raw.get(), origin.source, came_at, of_type.as_deref(), &limits);
             let checked =
                 checked.and_then(|()| of_type.ok_or_else(|| Error::internal("a type that is not there was checked")));
             match checked {

@@ -170,16 +170,14 @@ pub async fn find(connection: &mut PgConnection, wanted: &[(Uuid, i32)]) -> Resu
     }
     // The list does not tell which partitions are needed, its bounds do.
     let (least, greatest) = (ids.iter().min().copied(), ids.iter().max().copied());
-    let mut found = sqlx::query_as::<_, Row>(concat!(
-        "select ",
-        columns!(),
-        " from usage_records where id = any($1) and id >= $2 and id <= $3"
-    ))
-    .bind(ids)
-    .bind(least)
-    .bind(greatest)
-    .fetch(connection);
+    let mut found =
+        sqlx::query(concat!("select ", columns!(), " from usage_records where id = any($1) and id >= $2 and id <= $3"))
+            .bind(ids)
+            .bind(least)
+            .bind(greatest)
+            .fetch(connection);
     while let Some(row) = found.try_next().await? {
+        let row = Row::from_row(&row)?;
         if let Some(place) = places.get(&row.key()) {
             rows[*place] = Some(row);
         }
