@@ -85,7 +85,7 @@ impl Encoding {
     fn at_fault<T: DeserializeOwned>(self, body: &[u8], error: &dyn Display) -> Error {
         let value: Option<Value> = match self {
             Encoding::Json => serde_json::from_slice(body).ok(),
-            Encoding::MessagePack => Value::deserialize(&mut unpacking(&mut &*body)).ok(),
+            Encoding::MessagePack => Value::deserialize(&mut unpacking(body)).ok(),
         };
         let named = value.and_then(|value| named::<T, _>(value).err());
         named.unwrap_or_else(|| Error::invalid(format!("body: {error}")))

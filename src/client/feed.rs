@@ -48,7 +48,7 @@ impl Drop for Coming {
     }
 }
 
-/// Pages that are on their way at most. The database reads one while the server writes down another, and a third is here soon.
+/// Pages that are on their way at most. The database reads one while the server writes down another, and a third waits for its turn.
 const AT_ONCE: usize = 3;
 
 /// Seconds until an empty page comes when there is nothing new.

@@ -4,7 +4,7 @@ use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::{API_KEY, Answering, Deployment, Http, Receiver, Running, eventually, soon};
+use crate::support::{API_KEY, Answering, Deployment, Http, Receiver, Running, eventually, past, soon};
 
 pub async fn put(http: &Http, path: &str, body: Value) -> (u16, Value) {
     let answer = http.send(Method::PUT, path, Some(body.to_string().into_bytes())).await;
@@ -204,9 +204,10 @@ async fn lists_are_filtered_sorted_and_paged() {
             "callback": { "type": "nats", "topic": "a.b" },
             "metadata": { "number": number, "color": if number % 2 == 0 { "red" } else { "blue" }, "a.b": "c" },
         });
-        ids.push(set(&http, body).await["id"].clone());
+        let timer = set(&http, body).await;
+        ids.push(timer["id"].clone());
         // Ids of one millisecond have no order.
-        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        past(at(&timer, "created_at") + TimeDelta::milliseconds(1)).await;
     }
     assert_eq!(http.delete(&format!("/timers/{}", ids[6].as_str().unwrap())).await.status, 200);
     let listed = async |query: &str| {
