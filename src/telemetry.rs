@@ -38,7 +38,9 @@ pub fn metrics() -> &'static PrometheusHandle {
             .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), LATENCIES)
             .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size".into()), SIZES))
             .expect("the bounds are not empty");
-        builder.install_recorder().expect("nobody else installs a recorder")
+        let handle = builder.install_recorder().expect("nobody else installs a recorder");
+        metrics::gauge!("tidemark_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+        handle
     })
 }
 

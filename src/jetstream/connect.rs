@@ -91,7 +91,10 @@ fn is_new_enough(found: &str) -> bool {
 fn report(event: &Event) {
     match event {
         Event::Connected => tracing::info!("connected to NATS"),
-        Event::Disconnected => tracing::warn!("the connection to NATS is lost; reconnecting"),
+        Event::Disconnected => {
+            metrics::counter!("tidemark_nats_connections_lost_total").increment(1);
+            tracing::warn!("the connection to NATS is lost; reconnecting");
+        }
         Event::ServerError(error) => tracing::error!(%error, "NATS refused something"),
         Event::ClientError(error) => tracing::warn!(%error, "NATS client"),
         Event::SlowConsumer(id) => tracing::warn!(subscription = id, "requests arrive faster than they are handled"),

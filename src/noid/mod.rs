@@ -144,7 +144,7 @@ const RESERVED: &str = "import";
 
 /// Where a pool stands in the bucket.
 fn key(name: &Name) -> String {
-    format!("{KEYS}{name}")
+    [KEYS, name.as_str()].concat()
 }
 
 const KEYS: &str = "noid.";

@@ -77,7 +77,7 @@ async fn a_process_waits_for_its_servers_and_outlives_them() {
     assert_eq!(status, 503);
     let metrics = http.get("/metrics").await.text;
     let errors = r#"idbuilder_storage_errors_total{backend="jetstream",operation="write"}"#;
-    assert!(metrics.contains(errors), "{metrics}");
+    assert!(metrics.contains(errors) && metrics.contains("tidemark_nats_connections_lost_total"), "{metrics}");
     servers.nats.restart().await.unwrap();
     eventually("ready after NATS is back", is_ready).await;
     for _ in 0..5 {

@@ -92,6 +92,7 @@ async fn the_documents_and_the_metrics_are_served() {
 
     let metrics = http.get("/metrics").await.text;
     for metric in [
+        concat!("tidemark_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
         "tidemark_http_requests_total",
         "tidemark_watermark_group_size",
         "tidemark_range_refill_seconds",
