@@ -293,6 +293,9 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// More than any PostgreSQL is set up for.
+const MOST_CONNECTIONS: u32 = 10_000;
+
 /// Why the configuration was refused. Names the key.
 #[derive(Debug, thiserror::Error)]
 #[error("configuration: {0}")]
@@ -308,7 +311,10 @@ impl Config {
         let text = file
             .map(|path| std::fs::read_to_string(&path).map_err(|error| Refused(format!("{}: {error}", path.display()))))
             .transpose()?;
-        Self::from_parts(text.as_deref(), std::env::vars().collect())
+        // What is no text can't be one of ours.
+        let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+        let variables = variables.map(|(name, value)| (name, value.to_string_lossy().into_owned()));
+        Self::from_parts(text.as_deref(), variables.collect())
     }
 
     /// The same from text and given variables.
@@ -356,11 +362,24 @@ impl Config {
                 return refuse(key, format!("must have 32 characters at least, has {length}"));
             }
         }
+        if !self.nats.inbox_prefix.as_str().starts_with('_') {
+            let why = "must begin with _: requests whose reply goes elsewhere are not answered";
+            return refuse("nats.inbox_prefix", why.into());
+        }
+        if self.usage.subject == self.nats.prefix {
+            let why = "must not be nats.prefix: the stream of usage would take requests for events";
+            return refuse("usage.subject", why.into());
+        }
+        if let (Some(historical), Some(operational)) = (&self.historical.database_url, &self.database.url)
+            && historical.expose() == operational.expose()
+        {
+            return refuse("historical.database_url", "must be another database than database.url".into());
+        }
         if self.nats.concurrency == 0 {
             return refuse("nats.concurrency", "must be 1 at least: with 0 nothing would be answered".into());
         }
-        if self.database.max_connections == 0 {
-            return refuse("database.max_connections", "must be 1 at least".into());
+        if !(1..=MOST_CONNECTIONS).contains(&self.database.max_connections) {
+            return refuse("database.max_connections", format!("must lie between 1 and {MOST_CONNECTIONS}"));
         }
         for (key, duration) in [
             ("http.request_timeout", self.http.request_timeout),
@@ -389,6 +408,7 @@ impl Config {
         }
         let century = Duration::from_secs(100 * 365 * 86_400);
         for (key, duration) in [
+            ("watermark.idempotency_window", self.watermark.idempotency_window),
             ("ids.token_ttl", self.ids.token_ttl),
             ("ids.lease_ttl", self.ids.lease_ttl),
             ("ids.unowned_lease_ttl", self.ids.unowned_lease_ttl),
@@ -586,6 +606,11 @@ mod tests {
             ("roles = []", ("X", ""), "roles"),
             ("[nats]\nprefix = 'a.b'", ("X", ""), "nats.prefix"),
             ("[nats]\nconcurrency = 0", ("X", ""), "nats.concurrency"),
+            ("[nats]\ninbox_prefix = 'foo'", ("X", ""), "nats.inbox_prefix: must begin with _"),
+            ("[usage]\nsubject = 'tm'", ("X", ""), "usage.subject: must not be nats.prefix"),
+            ("[database]\nmax_connections = 4294967295", ("X", ""), "database.max_connections"),
+            ("[watermark]\nidempotency_window = '500000 years'", ("X", ""), "watermark.idempotency_window"),
+            ("[database]\nurl = 'a'\n[historical]\ndatabase_url = 'a'", ("X", ""), "historical.database_url"),
             ("[http]\nrequest_timeout = '1 fortnite'", ("X", ""), "http.request_timeout"),
             ("[ids]\nprefetch_threshold = 1.5", ("X", ""), "ids.prefetch_threshold"),
             ("[ids]\nmax_batch_size = 1", ("X", ""), "ids.max_batch_size"),

@@ -130,6 +130,11 @@ pub fn is_passing(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Whether a lock of somebody else was not to be had in time.
+pub fn is_locked(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Database(error) if error.code().as_deref() == Some("55P03"))
+}
+
 /// An error of the database as callers see it.
 pub fn unavailable(error: sqlx::Error) -> Error {
     // A statement that was canceled because of its timeout.

@@ -111,7 +111,9 @@ async fn examine_nats(config: &Config, findings: &mut Vec<Finding>) {
             match jetstream::diff(&context, declaration).await {
                 Ok(drift) => match drift.describe(false) {
                     (text, false) => Ok(text),
-                    (text, true) => Err(format!("{text}: run `tidemark streams apply`")),
+                    (text, true) => {
+                        Err(format!("{text}: run `tidemark streams apply`, which changes it or says why it must not"))
+                    }
                 },
                 Err(error) => Err(chain(&error)),
             },

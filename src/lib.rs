@@ -50,6 +50,7 @@ pub mod snowflake;
 pub mod stages;
 pub mod telemetry;
 pub mod timers;
+mod turns;
 pub mod usage;
 pub mod watermark;
 

@@ -63,9 +63,17 @@ impl Context {
         self.named.clone().or_else(key).or_else(|| self.trace.id().map(Arc::from))
     }
 
-    /// A name that is too long to keep is cut: it is for people.
+    /// Whether somebody can be called that, wherever it is kept.
+    pub fn check_user(field: &str, user: &str) -> Result<()> {
+        match (1..=255).contains(&user.chars().count()) && !user.contains('\0') {
+            true => Ok(()),
+            false => Err(Error::field(field, "must have 1 to 255 characters, and no NUL")),
+        }
+    }
+
+    /// A name that is too long to keep is cut, and one that can't be kept is none: it is for people.
     pub fn name(header: Option<&str>) -> Option<Arc<str>> {
-        let text = header?;
+        let text = header.filter(|text| !text.contains('\0'))?;
         let end = text.char_indices().nth(128).map_or(text.len(), |(end, _)| end);
         (!text.is_empty()).then(|| text[..end].into())
     }
@@ -133,11 +141,8 @@ impl FromStr for IdempotencyKey {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        if (1..=255).contains(&text.chars().count()) {
-            Ok(Self(text.into()))
-        } else {
-            Err(Error::field(Self::HEADER, "must have 1 to 255 characters"))
-        }
+        Context::check_user(Self::HEADER, text)?;
+        Ok(Self(text.into()))
     }
 }
 

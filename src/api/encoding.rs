@@ -3,6 +3,10 @@
 use std::{fmt::Display, io::Read};
 
 use bytes::Bytes;
+use rmp_serde::{
+    config::{DefaultConfig, HumanReadableConfig},
+    decode::ReadReader,
+};
 use serde::{
     Deserialize, Serialize,
     de::{DeserializeOwned, value::MapDeserializer},
@@ -38,7 +42,11 @@ impl Encoding {
     pub fn encode(self, value: &impl Serialize) -> Result<Bytes> {
         match self {
             Encoding::Json => serde_json::to_vec(value).map_err(Error::internal),
-            Encoding::MessagePack => rmp_serde::to_vec_named(value).map_err(Error::internal),
+            Encoding::MessagePack => {
+                let mut packed = Vec::with_capacity(128);
+                let mut packing = rmp_serde::Serializer::new(&mut packed).with_struct_map().with_human_readable();
+                value.serialize(&mut packing).map(|()| packed).map_err(Error::internal)
+            }
         }
         .map(Bytes::from)
     }
@@ -47,7 +55,10 @@ impl Encoding {
     pub fn decode_reply<T: DeserializeOwned>(self, body: &[u8]) -> Result<T> {
         match self {
             Encoding::Json => serde_json::from_slice(body).map_err(Error::internal),
-            Encoding::MessagePack => rmp_serde::from_slice(body).map_err(Error::internal),
+            Encoding::MessagePack => {
+                let mut unpacking = rmp_serde::Deserializer::from_read_ref(body).with_human_readable();
+                T::deserialize(&mut unpacking).map_err(Error::internal)
+            }
         }
     }
 
@@ -92,10 +103,10 @@ impl Encoding {
     }
 }
 
-/// Reads MessagePack as deep as JSON's own parser goes: each level takes some of the stack.
-pub fn unpacking<R: Read>(body: R) -> rmp_serde::Deserializer<rmp_serde::decode::ReadReader<R>> {
+/// Reads MessagePack as deep as JSON's own parser goes: each level takes some of the stack. What is text in JSON is text here.
+pub fn unpacking<R: Read>(body: R) -> rmp_serde::Deserializer<ReadReader<R>, HumanReadableConfig<DefaultConfig>> {
     const MOST_DEPTH: usize = 128;
-    let mut unpacking = rmp_serde::Deserializer::new(body);
+    let mut unpacking = rmp_serde::Deserializer::new(body).with_human_readable();
     unpacking.set_max_depth(MOST_DEPTH);
     unpacking
 }
@@ -139,11 +150,21 @@ mod tests {
     }
 
     #[test]
+    fn an_id_is_text_in_every_encoding() {
+        let id = uuid::Uuid::from_u128(7);
+        let text = rmp_serde::to_vec(&id.to_string()).unwrap();
+        assert_eq!(Encoding::MessagePack.encode(&id).unwrap(), text);
+        assert_eq!(Encoding::MessagePack.decode::<uuid::Uuid>(&text).unwrap(), id);
+        assert_eq!(Encoding::MessagePack.decode_reply::<uuid::Uuid>(&text).unwrap(), id);
+    }
+
+    #[test]
     fn errors_name_the_field() {
         for (body, expected) in [
             (r#"{"size": "x"}"#, "size"),
             (r#"{"sise": 1}"#, "sise"),
             (r#"{"ids": [1, "x"]}"#, "ids[1]"),
+            (r#"{"size": 1, "size": 2}"#, "size"),
             (r#"{"size": 1} trailing"#, "trailing"),
             ("[", "EOF"),
         ] {

@@ -5,7 +5,7 @@ use serde::{
     de::{DeserializeOwned, Error as _},
     ser::Error as _,
 };
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 /// A JSON value that nobody has looked into yet: it goes from the ledger to its reader by the thousand.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +24,19 @@ impl Json {
     /// What it says.
     pub fn parse<T: DeserializeOwned>(&self) -> serde_json::Result<T> {
         serde_json::from_str(&self.0)
+    }
+}
+
+/// A number that was altered when it was read: there is no place for so many digits in a float.
+pub fn altered(value: &Value) -> Option<&Number> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match value {
+        Value::Number(number) if number.is_f64() && number.as_f64().is_none_or(|one| one.abs() >= EXACT) => {
+            Some(number)
+        }
+        Value::Array(values) => values.iter().find_map(altered),
+        Value::Object(members) => members.values().find_map(altered),
+        _ => None,
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Info {
     pub repeated: u16,
     /// The same for an answer that says that the work is yet to be done.
     pub deferred: u16,
+    /// The same for an answer that shows what would be done.
+    pub preview: Option<u16>,
     /// What a success is called, where answers come in an envelope.
     pub message: &'static str,
     /// The role that opens [`Operation::Privileged`].
@@ -54,7 +56,7 @@ pub struct Info {
     /// A header that a request over HTTP must have.
     pub header: Option<&'static str>,
     pub routes: &'static [Route],
-    /// The documentation: first line is the summary.
+    /// The documentation: its first line is the summary.
     pub about: &'static str,
 }
 
@@ -106,8 +108,20 @@ impl Info {
         subject
     }
 
-    pub fn summary(&self) -> &'static str {
-        self.about.trim_start().lines().next().unwrap_or_default()
+    /// The first line of the documentation, to the end of its last sentence.
+    pub fn summary(&self) -> String {
+        let mut lines = self.about.trim().lines().map(str::trim);
+        let mut summary = lines.next().unwrap_or_default().to_owned();
+        while !summary.ends_with('.')
+            && let Some(more) = lines.next().filter(|line| !line.is_empty())
+        {
+            summary.push(' ');
+            match more.split_once(". ") {
+                Some((end, _)) => summary.extend([end, "."]),
+                None => summary.push_str(more),
+            }
+        }
+        summary
     }
 }
 
@@ -161,6 +175,7 @@ macro_rules! operations {
                     success: $success,
                     repeated: operations!(@or $($repeated)? $success),
                     deferred: operations!(@or $($deferred)? $success),
+                    preview: operations!(@option $($($preview)?)?),
                     message: operations!(@or $($message)? "success"),
                     privilege: operations!(@scope $($privilege)?),
                     limited_by_client: operations!(@or $($limited)? false),

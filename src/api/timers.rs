@@ -376,6 +376,7 @@ pub struct Expect {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = TimerStatus)]
 pub enum Status {
     /// Waits for its time.
     Pending,

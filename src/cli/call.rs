@@ -1,6 +1,6 @@
 use std::process::ExitCode;
 
-use async_nats::HeaderMap;
+use async_nats::{HeaderMap, HeaderName, HeaderValue};
 use clap::Args;
 use futures::TryFutureExt;
 
@@ -29,7 +29,13 @@ pub async fn run(config: &Config, options: Options) -> Outcome {
     for header in &options.headers {
         let (name, value) =
             header.split_once(':').ok_or_else(|| Failure(format!("--header {header:?}: must read NAME: VALUE")))?;
-        headers.insert(name.trim(), value.trim());
+        let problem = |problem: &str| Failure(format!("--header {header:?}: {problem}"));
+        let name: HeaderName = name.trim().parse().map_err(|_| problem("is no name of a header"))?;
+        let value: HeaderValue = value.trim().parse().map_err(|_| problem("must be one line"))?;
+        if AsRef::<str>::as_ref(&name).is_empty() {
+            return Err(problem("has no name"));
+        }
+        headers.insert(name, value);
     }
     let mut remote = Remote::connect(config, &options.connection).await?;
     let client = remote.client.clone();

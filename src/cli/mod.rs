@@ -169,7 +169,9 @@ impl Cli {
             Command::Timer(options) => options.run(&config).await,
             Command::Call(options) => call::run(&config, options).await,
             Command::Completions { shell } => {
-                clap_complete::generate(shell, &mut Self::command(), "tidemark", &mut std::io::stdout());
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Self::command(), "tidemark", &mut script);
+                print(String::from_utf8_lossy(&script).trim_end())?;
                 Ok(ExitCode::SUCCESS)
             }
         }

@@ -1,6 +1,6 @@
 //! `tidemark timer`: timers of a running deployment.
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use futures::StreamExt;
 use serde_json::Value;
 
@@ -47,6 +47,7 @@ pub enum Verb {
         limit: i64,
     },
     /// Move a timer to another time.
+    #[command(group(ArgGroup::new("time").args(["within", "at"]).required(true)))]
     Move {
         id: Id,
         #[command(flatten)]
@@ -105,7 +106,7 @@ pub struct NewTimerOptions {
     #[arg(long)]
     topic: Option<String>,
     /// For NATS: what goes into the header Tidemark-Key
-    #[arg(long, requires = "topic")]
+    #[arg(long, conflicts_with = "url")]
     key: Option<String>,
     /// JSON
     #[arg(long, value_parser = json)]
@@ -117,13 +118,13 @@ pub struct NewTimerOptions {
     #[arg(long, value_parser = json)]
     metadata: Option<Value>,
     /// Again and again, such as "0 30 9 * * MON-FRI"
-    #[arg(long, conflicts_with = "every")]
+    #[arg(long, group = "rhythm", conflicts_with = "every")]
     cron: Option<String>,
     /// Again and again, such as 10m
-    #[arg(long, value_parser = humantime::parse_duration)]
+    #[arg(long, group = "rhythm", value_parser = humantime::parse_duration)]
     every: Option<std::time::Duration>,
     /// So many runs at most
-    #[arg(long)]
+    #[arg(long, requires = "rhythm")]
     count: Option<u32>,
     /// How often a failed callback is tried in all
     #[arg(long)]

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use axum::{
     Router,
     body::{Body, HttpBody, to_bytes},
-    extract::{Path, Request, State},
+    extract::{Path, Request, State, rejection::PathRejection},
     http::{HeaderMap, HeaderName, HeaderValue},
     response::Response,
     routing::{MethodFilter, on},
@@ -49,7 +49,7 @@ pub fn routes() -> Router<Arc<App>> {
 
 async fn answer<O: Operation>(
     State(app): State<Arc<App>>,
-    Path(path): Path<HashMap<String, String>>,
+    path: Result<Path<HashMap<String, String>>, PathRejection>,
     request: Request,
 ) -> Response {
     let encoding = wanted(request.headers());
@@ -59,6 +59,7 @@ async fn answer<O: Operation>(
         let error = Error::new(Code::MethodNotAllowed, "HEAD is not supported here");
         return dialect::failure(O::INFO.surface, encoding, &error);
     }
+    let path = path.map(|Path(path)| path).map_err(|_| Error::invalid("path: is not UTF-8"));
     let answered = call::<O>(&app, path, request, encoding, reply.clone()).await;
     let mut response = answered.unwrap_or_else(|error| {
         error.log(&O::INFO.name());
@@ -82,7 +83,7 @@ fn wanted(headers: &HeaderMap) -> Encoding {
 
 async fn call<O: Operation>(
     app: &App,
-    path: HashMap<String, String>,
+    path: Result<HashMap<String, String>>,
     request: Request,
     encoding: Encoding,
     reply: ReplyHeaders,
@@ -118,7 +119,7 @@ async fn understand(
     ready: &Ready,
     info: &Info,
     takes_whole_body: bool,
-    path: HashMap<String, String>,
+    path: Result<HashMap<String, String>>,
     request: Request,
 ) -> Result<Understood> {
     let (parts, body) = request.into_parts();
@@ -137,7 +138,7 @@ async fn understand(
         // Boxed because it is rare, and every request would have to hold it.
         Box::pin(ready.limits.admit_client(*address)).await?;
     }
-    let mut params = Params::default();
+    let (path, mut params) = (path?, Params::default());
     let in_path = |name: &str| path.contains_key(name);
     let (names_tenant, names_source) = (in_path(TENANT), in_path(SOURCE));
     path.into_iter().try_for_each(|(name, value)| params.add_text(name, value))?;
@@ -183,9 +184,12 @@ async fn understand(
 }
 
 async fn read(body: Body, limit: usize) -> Result<bytes::Bytes> {
-    to_bytes(body, limit).await.map_err(|error| {
-        Error::new(Code::PayloadTooLarge, format!("body: is larger than {limit} bytes, or broke off")).source(error)
-    })
+    let too_large = |more: &str| Error::new(Code::PayloadTooLarge, format!("body: is larger than {limit} bytes{more}"));
+    // Who says so himself need not send it.
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large(""));
+    }
+    to_bytes(body, limit).await.map_err(|error| too_large(", or broke off").source(error))
 }
 
 /// `X-API-Key`, or `Authorization: Bearer`.

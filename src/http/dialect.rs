@@ -23,10 +23,13 @@ struct Envelope<T> {
     data: Option<T>,
 }
 
+/// What an answer is called that is not a plain success: one that was given before.
+pub const REPEATED: &str = "success";
+
 /// A successful answer.
 pub fn success<A: Serialize>(info: &Info, status: u16, encoding: Encoding, answer: &A) -> Result<Response> {
     let Info { surface, .. } = *info;
-    let message = if status == info.success { info.message } else { "success" };
+    let message = if status == info.success { info.message } else { REPEATED };
     let body = match surface {
         Surface::Ids | Surface::Timers => {
             let data = (size_of::<A>() > 0).then_some(answer);

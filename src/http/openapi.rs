@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::bridge::{SOURCE, TENANT};
+use super::{
+    bridge::{SOURCE, TENANT},
+    dialect::REPEATED,
+};
 use crate::{
     api::{self, Info, Method, Operation, Route, Scope, Surface},
     error,
@@ -23,13 +26,20 @@ pub fn document() -> Value {
             let schema = json!(T::schema());
             let mut schemas = Vec::new();
             T::schemas(&mut schemas);
-            self.schemas.extend(schemas.into_iter().map(|(name, schema)| (name, json!(schema))));
+            schemas.into_iter().for_each(|(name, schema)| self.add(name, json!(schema)));
             // A list has no name of its own.
             if schema["type"] == "array" {
                 return schema;
             }
-            self.schemas.insert(T::name().into_owned(), schema);
+            self.add(T::name().into_owned(), schema);
             json!({ "$ref": format!("#/components/schemas/{}", T::name()) })
+        }
+
+        fn add(&mut self, name: String, schema: Value) {
+            if let Some(known) = self.schemas.get(&name) {
+                debug_assert_eq!(*known, schema, "two types are called {name}");
+            }
+            self.schemas.insert(name, schema);
         }
     }
 
@@ -74,17 +84,21 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
         "description": description(info),
         "x-nats-subject": info.pattern(&"tm".parse().expect("a valid name")),
         "responses": {
-            info.success.to_string(): answer("Success", "application/json", enveloped(info, response)),
+            info.success.to_string(): answer("Success", "application/json", enveloped(info, info.message, response)),
             "default": answer("Error", failure_type(info.surface), failure(info.surface)),
         },
     });
     if info.repeated != info.success {
-        let again = answer("The same answer again", "application/json", enveloped(info, response));
+        let again = answer("The same answer again", "application/json", enveloped(info, REPEATED, response));
         operation["responses"][info.repeated.to_string()] = again;
     }
     if info.deferred != info.success {
-        let later = answer("Kept, and done later", "application/json", enveloped(info, response));
+        let later = answer("Kept, and done later", "application/json", enveloped(info, info.message, response));
         operation["responses"][info.deferred.to_string()] = later;
+    }
+    if let Some(preview) = info.preview {
+        let shown = answer("What would be done", "application/json", enveloped(info, info.message, response));
+        operation["responses"][preview.to_string()] = shown;
     }
     if !info.surface.open_by_default() {
         operation["security"] = json!([{ "bearer": [] }, { "apiKey": [] }]);
@@ -126,8 +140,12 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
     operation["parameters"] = parameters.into();
     if with_body {
         let targets: Vec<_> = info.target.iter().filter(|name| !is_the_callers(name) && !in_path(name)).collect();
+        let request = match properties.keys().any(|name| in_path(name)) {
+            true => without(fields, in_path),
+            false => request.clone(),
+        };
         let schema = if targets.is_empty() {
-            request.clone()
+            request
         } else {
             let names: Map<_, _> = targets.iter().map(|name| (name.to_string(), name_schema.clone())).collect();
             json!({ "allOf": [{ "type": "object", "properties": names, "required": targets }, request] })
@@ -137,6 +155,18 @@ fn describe(info: &Info, route: &Route, request: &Value, fields: &Value, respons
         operation["requestBody"] = json!({ "content": content });
     }
     operation
+}
+
+/// A schema of an object without some of its members.
+fn without(fields: &Value, left_out: impl Fn(&str) -> bool) -> Value {
+    let mut schema = fields.clone();
+    if let Some(properties) = schema["properties"].as_object_mut() {
+        properties.retain(|name, _| !left_out(name));
+    }
+    if let Some(required) = schema["required"].as_array_mut() {
+        required.retain(|name| !name.as_str().is_some_and(&left_out));
+    }
+    schema
 }
 
 /// One operation may have two routes, and the document wants an id for each.
@@ -181,11 +211,11 @@ fn content_types(surface: Surface) -> &'static [&'static str] {
     }
 }
 
-fn enveloped(info: &Info, data: &Value) -> Value {
+fn enveloped(info: &Info, message: &str, data: &Value) -> Value {
     match info.surface {
         Surface::Ids | Surface::Timers => object(json!({
             "code": { "type": "integer", "const": 0 },
-            "message": { "type": "string", "const": info.message },
+            "message": { "type": "string", "const": message },
             "data": data,
         })),
         _ => data.clone(),

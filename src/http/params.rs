@@ -3,15 +3,15 @@
 //! What stands in the URL or in a form is text and becomes a number or a boolean when the field wants one; what stands in a body has
 //! its type already.
 
-use std::{convert::Infallible, future::ready};
+use std::{convert::Infallible, fmt, future::ready};
 
 use bytes::Bytes;
 use futures::stream;
 use percent_encoding::percent_decode;
 use serde::{
-    Deserializer,
+    Deserialize, Deserializer,
     de::{
-        self, IntoDeserializer, Visitor,
+        self, IntoDeserializer, MapAccess, Visitor,
         value::{MapDeserializer, StrDeserializer},
     },
 };
@@ -67,12 +67,10 @@ impl Params {
             Kind::UrlEncoded => self.add_urlencoded(&body),
             // Boxed because it is rare and large.
             Kind::Multipart { boundary } => Box::pin(self.add_multipart(boundary, body)).await,
-            Kind::Encoded(encoding) => match encoding.decode(&body)? {
-                Value::Object(members) => {
-                    members.into_iter().try_for_each(|(name, value)| self.add(name, Param::Value(value)))
-                }
-                _ => Err(Error::invalid("body: must be an object")),
-            },
+            Kind::Encoded(encoding) => {
+                let Members(members) = encoding.decode_request(&body)?;
+                members.into_iter().try_for_each(|(name, value)| self.add(name, Param::Value(value)))
+            }
         }
     }
 
@@ -132,6 +130,31 @@ impl Params {
             };
         }
         T::from_fields(|| MapDeserializer::new(self.named.iter().map(|(name, param)| (name.as_str(), param))))
+    }
+}
+
+/// The members of an object as they came: one that is given twice is there twice.
+struct Members(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Members;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(Reader)
     }
 }
 

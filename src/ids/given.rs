@@ -1,6 +1,6 @@
 //! Who was given a number: read out of the counter's own history.
 
-use super::{Ids, keys::Kind, sequences::CounterName};
+use super::{Ids, formatted::Scope, keys::Kind, sequences::CounterName};
 use crate::{
     api::{
         Call, Handle,
@@ -19,11 +19,16 @@ impl Handle<Given> for Ids {
             (Kind::Formatted(known), scope) => match (known.scope_at(self.clock.now()), scope) {
                 (None, _) => return Err(Error::invalid(format!("{key} has no counter"))),
                 (Some(current), None) => CounterName::Formatted(key, current).to_string(),
-                // As it is written; a scope that never was has no history.
-                (Some(_), Some(scope)) if scope.chars().all(|char| char.is_ascii_digit() || char == '-') => {
+                (Some(Scope::Whole), Some(_)) => {
+                    return Err(Error::field("scope", format!("{key} never starts again, and has none")));
+                }
+                // A scope that never was has no history.
+                (Some(current), Some(scope)) if shape(scope).eq(shape(&current.to_string())) => {
                     format!("formatted.{key}.{scope}")
                 }
-                (Some(_), Some(_)) => return Err(Error::field("scope", "must be a year, month or day: 2026-11-16")),
+                (Some(current), Some(_)) => {
+                    return Err(Error::field("scope", format!("must be written as that of now, {current}")));
+                }
             },
             (Kind::Increment(_), Some(_)) => return Err(Error::field("scope", "increment keys have none")),
             (Kind::Snowflake(_), _) => {
@@ -48,6 +53,11 @@ impl Handle<Given> for Ids {
             )),
         }
     }
+}
+
+/// Digits are alike.
+fn shape(scope: &str) -> impl Iterator<Item = char> {
+    scope.chars().map(|char| if char.is_ascii_digit() { '0' } else { char })
 }
 
 /// The write that took the number, and the first number that it took. A mark that went back returned what was unused, so

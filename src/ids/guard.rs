@@ -50,6 +50,11 @@ impl Guards {
         self.0.change(&key_of(key), None, announce).await.map(drop)
     }
 
+    /// Whether this version is the one that counts. It is not where a change to another was broken off.
+    pub async fn stands_at(&self, key: &Name, version: u64) -> Result<bool> {
+        Ok(self.0.read(&key_of(key)).await?.is_none_or(|guard| guard.version == version))
+    }
+
     /// Moves on to a version, whose number is one above the known one's. If ids may exist, `check` decides.
     /// Answers whether they may.
     pub async fn advance(

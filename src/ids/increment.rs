@@ -11,7 +11,7 @@ use crate::{
         ids::{GetIncrement, IdType, Increment, IncrementConfig, IncrementSettings, SetIncrement},
     },
     error::{Code, Error, Result},
-    watermark::{Absent, Bounds, Mark, Steps, lost},
+    watermark::{Absent, Bounds, Mark, RequestId, Steps, lost},
 };
 
 /// Steps beyond this would leave a counter with hardly any number.
@@ -25,11 +25,11 @@ impl Ids {
 }
 
 impl Handle<Increment> for Ids {
-    async fn handle(&self, call: Call<Increment>) -> Result<api::ids::Ids> {
+    async fn handle(&self, mut call: Call<Increment>) -> Result<api::ids::Ids> {
         let key = &call.target;
         let record = self.existing(key).await?;
         let settings: &IncrementSettings = record.settings(key)?;
-        let count = size(call.request.size)?;
+        let count = size(&mut call.request.size)?;
         let step = call.request.delta.unwrap_or(settings.delta);
         if !(1..=settings.max_request_delta).contains(&step) {
             let problem = format!("must lie between 1 and {}, is {step}", settings.max_request_delta);
@@ -58,10 +58,20 @@ impl Handle<Increment> for Ids {
 
 impl Handle<SetIncrement> for Ids {
     async fn handle(&self, call: Call<SetIncrement>) -> Result<IncrementConfig> {
-        let (key, settings) = (call.target, call.request);
-        check(&settings)?;
-        let row = self.find(&key).await?;
-        let known = known::<IncrementSettings>(&row, &key)?;
+        check(&call.request)?;
+        self.until_stored(|| self.set_increment(&call.target, &call.request, call.context.request_id())).await
+    }
+}
+
+impl Ids {
+    async fn set_increment(
+        &self,
+        key: &Name,
+        settings: &IncrementSettings,
+        request: RequestId,
+    ) -> Result<IncrementConfig> {
+        let row = self.find(key).await?;
+        let known = known::<IncrementSettings>(&row, key)?;
         let (base, exists, unchanged) =
             (settings.base, known.is_some(), known.is_some_and(|known| known.base == settings.base));
         // First the mark, then the record: after a crash between the two, the same call again completes it.
@@ -78,11 +88,10 @@ impl Handle<SetIncrement> for Ids {
                 Err(Error::field("base", problem).details(serde_json::json!({ "field": "base", "current": mark })))
             }
         };
-        let request = call.context.request_id();
         let current =
-            self.sequences.cells().change(&CounterName::Increment(&key).to_string(), request, jump).await?.answer;
-        let record = self.store(&key, row, Kind::Increment(settings.clone())).await?;
-        Ok(describe(key, settings, &record, current))
+            self.sequences.cells().change(&CounterName::Increment(key).to_string(), request, jump).await?.answer;
+        let record = self.store(key, row, Kind::Increment(settings.clone())).await?;
+        Ok(describe(key.clone(), settings.clone(), &record, current))
     }
 }
 

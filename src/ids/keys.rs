@@ -15,6 +15,9 @@ use crate::{
     registry::{Record, Row},
 };
 
+/// How often a change is made to a key that others change at the same moment.
+const TRIES: usize = 5;
+
 /// The most ids of one request.
 const MAX_SIZE: i64 = 1000;
 
@@ -63,6 +66,17 @@ impl Ids {
     /// The record of a key that must exist.
     pub(super) async fn existing(&self, key: &Name) -> Result<Arc<KeyRecord>> {
         self.find(key).await?.record.ok_or_else(|| Error::new(Code::NotFound, format!("key not found: {key}")))
+    }
+
+    /// Makes a change. Where somebody else changed the key at the same moment, the change is made to what he left.
+    pub(super) async fn until_stored<T, F: Future<Output = Result<T>>>(&self, change: impl Fn() -> F) -> Result<T> {
+        for _ in 1..TRIES {
+            match change().await {
+                Err(error) if error.code == Code::Conflict => self.registry.catch_up().await?,
+                changed => return changed,
+            }
+        }
+        change().await
     }
 
     /// Stores what a key is from now on; made anew, or as it was with other settings.
@@ -126,7 +140,9 @@ pub(super) fn known<'a, S: Settings>(row: &'a Row<KeyRecord>, key: &Name) -> Res
 
 /// What is set and what is counted are changed one after the other, and this instance is between the two.
 pub(super) fn being_changed() -> Error {
-    Error::unavailable("the configuration of this key is being changed; ask again")
+    Error::unavailable(
+        "the configuration of this key is being changed; ask again. If it stays so, a change was broken off: set it again",
+    )
 }
 
 pub(super) fn check_name(name: &Option<String>) -> Result<()> {
@@ -139,8 +155,9 @@ pub(super) fn check_name(name: &Option<String>) -> Result<()> {
 }
 
 /// How many ids a request wants.
-pub(super) fn size(size: Option<i64>) -> Result<u32> {
-    Ok(bounded(size.unwrap_or(1), MAX_SIZE)? as u32)
+/// Asking for nothing is asking for one, also for who compares requests.
+pub(super) fn size(size: &mut Option<i64>) -> Result<u32> {
+    Ok(bounded(*size.get_or_insert(1), MAX_SIZE)? as u32)
 }
 
 fn bounded(size: i64, most: i64) -> Result<i64> {

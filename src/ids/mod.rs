@@ -139,7 +139,7 @@ impl Ids {
     {
         match once {
             None => make().await,
-            Some(once) => Box::pin(once.or_make(self.sequences.cells().bucket(), make)).await,
+            Some(once) => Box::pin(self.sequences.cells().make_once(once, make)).await,
         }
     }
 

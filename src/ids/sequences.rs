@@ -138,7 +138,7 @@ impl Sequences {
         match taking.mode {
             Mode::Range => {
                 let make = async || Ok(render(self.take(counter, taking, request).await?));
-                once.or_make(self.cells.bucket(), make).await
+                self.cells.make_once(once, make).await
             }
             Mode::Strict => {
                 let open = self.open(&self.in_use(counter), counter, taking.version).await?;

@@ -363,11 +363,11 @@ impl Handle<ReleaseSnowflake> for Ids {
 }
 
 impl Handle<NextSnowflakes> for Ids {
-    async fn handle(&self, call: Call<NextSnowflakes>) -> Result<SnowflakeIds> {
+    async fn handle(&self, mut call: Call<NextSnowflakes>) -> Result<SnowflakeIds> {
         let key = &call.target;
         let record = self.existing(key).await?;
         let settings = record.settings(key)?;
-        let count = size(call.request.size)?;
+        let count = size(&mut call.request.size)?;
         let mint = async || self.snowflakes.mint(&self.instance, key, layout(settings), count).await;
         let _measured = self.requests.measure(key, IdType::Snowflake);
         let id = self.answer(self.once(&call)?, mint).await?;
@@ -380,15 +380,25 @@ impl Handle<NextSnowflakes> for Ids {
 
 impl Handle<SetSnowflake> for Ids {
     async fn handle(&self, call: Call<SetSnowflake>) -> Result<SnowflakeConfig> {
-        let (key, settings) = (call.target, call.request);
-        check_name(&settings.name)?;
-        layout(&settings).check(self.clock.now())?;
-        let row = self.find(&key).await?;
-        let exists = known::<SnowflakeSettings>(&row, &key)?.is_some();
+        check_name(&call.request.name)?;
+        layout(&call.request).check(self.clock.now())?;
+        self.until_stored(|| self.set_snowflake(&call.target, &call.request, call.context.request_id())).await
+    }
+}
+
+impl Ids {
+    async fn set_snowflake(
+        &self,
+        key: &Name,
+        settings: &SnowflakeSettings,
+        request: RequestId,
+    ) -> Result<SnowflakeConfig> {
+        let row = self.find(key).await?;
+        let exists = known::<SnowflakeSettings>(&row, key)?.is_some();
         // First the leases, then the record, as with the marks of increment keys.
-        self.snowflakes.leasing.set_layout(&key, layout(&settings), exists, call.context.request_id()).await?;
-        let record = self.store(&key, row, Kind::Snowflake(settings.clone())).await?;
-        self.describe_snowflake(key, settings, &record).await
+        self.snowflakes.leasing.set_layout(key, layout(settings), exists, request).await?;
+        let record = self.store(key, row, Kind::Snowflake(settings.clone())).await?;
+        self.describe_snowflake(key.clone(), settings.clone(), &record).await
     }
 }
 

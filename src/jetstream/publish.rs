@@ -76,6 +76,9 @@ impl PublishError {
 pub enum CasError {
     #[error("somebody else was first")]
     Conflict,
+    /// A write of the same subject is on its way to the replicas. It may be an earlier copy of this one.
+    #[error("another write is under way")]
+    UnderWay,
     #[error(transparent)]
     NotStored(PublishError),
     #[error(transparent)]
@@ -85,7 +88,8 @@ pub enum CasError {
 impl From<PublishError> for CasError {
     fn from(error: PublishError) -> Self {
         match error {
-            PublishError::Refused { code: WRONG_LAST_SEQUENCE | WRONG_LAST_SEQUENCE_IN_FLIGHT, .. } => Self::Conflict,
+            PublishError::Refused { code: WRONG_LAST_SEQUENCE, .. } => Self::Conflict,
+            PublishError::Refused { code: WRONG_LAST_SEQUENCE_IN_FLIGHT, .. } => Self::UnderWay,
             PublishError::Refused { .. } | PublishError::NotStored => Self::NotStored(error),
             PublishError::Unknown(_) => Self::Unknown(error),
         }
@@ -158,10 +162,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_conflict_codes_are_conflicts_and_nothing_else_is() {
+    fn only_what_is_decided_is_a_conflict() {
         let refused = |code| CasError::from(PublishError::Refused { code, description: String::new() });
         assert!(matches!(refused(10071), CasError::Conflict));
-        assert!(matches!(refused(10164), CasError::Conflict));
+        assert!(matches!(refused(10164), CasError::UnderWay));
         assert!(matches!(refused(10077), CasError::NotStored(_)));
         assert!(matches!(PublishError::NotStored.into(), CasError::NotStored(_)));
         assert!(matches!(PublishError::Unknown(String::new()).into(), CasError::Unknown(_)));

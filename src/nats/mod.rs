@@ -102,7 +102,7 @@ impl Services {
 
 fn metadata(info: &crate::api::Info) -> HashMap<String, String> {
     HashMap::from([
-        ("summary".to_owned(), info.summary().to_owned()),
+        ("summary".to_owned(), info.summary()),
         ("content-type".to_owned(), "application/json, application/msgpack".to_owned()),
         ("schema".to_owned(), format!("/openapi.json, operationId {}", info.name())),
     ])
@@ -199,7 +199,7 @@ fn begin(
         named: Context::name(header(request, MESSAGE_ID).or_else(|| header(request, Context::NAME_HEADER))),
         respond_async: Context::prefers_async(header(request, Context::PREFER_HEADER)),
         actor: None,
-        user: header(request, Context::USER_HEADER).map(Arc::from),
+        user: header(request, Context::USER_HEADER).map(user).transpose()?,
         reply,
     };
     let span = context.trace.id().map(|trace_id| tracing::info_span!("nats", trace_id));
@@ -222,12 +222,18 @@ async fn reply(answered: Answered, name: &str, meters: &Meters) {
     meters.latency.record(began.elapsed().as_secs_f64());
 }
 
+fn user(header: &str) -> Result<Arc<str>> {
+    Context::check_user(Context::USER_HEADER, header)?;
+    Ok(header.into())
+}
+
 /// How NATS calls a message.
 const MESSAGE_ID: &str = "Nats-Msg-Id";
 
-/// Whatever the case: HTTP has taught people that it does not matter.
+/// Whatever the case: HTTP has taught people that it does not matter. Of several spellings it is always the same one.
 fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
     let headers = request.message.headers.as_ref()?;
-    let (_, values) = headers.iter().find(|(found, _)| AsRef::<str>::as_ref(*found).eq_ignore_ascii_case(name))?;
-    values.first().map(|value| value.as_str())
+    let spelled = headers.iter().map(|(found, values)| (AsRef::<str>::as_ref(found), values));
+    let found = spelled.filter(|(found, _)| found.eq_ignore_ascii_case(name)).min_by_key(|(found, _)| *found);
+    found?.1.first().map(|value| value.as_str())
 }

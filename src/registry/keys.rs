@@ -8,7 +8,7 @@ use super::{Record, Registry, Row};
 use crate::{
     access::{self, DEFAULT_TENANT, Grant},
     api::{
-        Call, Handle, Name,
+        Call, Context, Handle, Name,
         admin::{CreateKey, CreatedKey, KeyList, KeySummary, ListKeys, RevokeKey},
     },
     clock::Clock,
@@ -125,9 +125,7 @@ impl Handle<CreateKey> for Keys {
         if wanted.roles.is_empty() {
             return Err(Error::field("roles", "must name at least one role"));
         }
-        if wanted.user.as_ref().is_some_and(|user| user.is_empty() || user.chars().count() > 255) {
-            return Err(Error::field("user", "must have 1 to 255 characters"));
-        }
+        wanted.user.as_deref().map_or(Ok(()), |user| Context::check_user("user", user))?;
         if let Some(source) = &wanted.source {
             self.know_source(source).await?;
         }

@@ -183,7 +183,7 @@ impl Registry {
         let value = Bytes::from(serde_json::to_vec(&record).map_err(Error::internal)?);
         let write = Write { expected: Some(revision), ..Write::to(R::bucket_key(id), value) };
         let revision = self.bucket.write(&[write]).await.map_err(|error| match error {
-            CasError::Conflict => changed_meanwhile(id),
+            CasError::Conflict | CasError::UnderWay => changed_meanwhile(id),
             CasError::NotStored(source) | CasError::Unknown(source) => {
                 Error::unavailable("the registry could not be written").source(source)
             }

@@ -8,7 +8,7 @@ use url::Url;
 
 use crate::{
     api::{
-        Name,
+        Name, altered,
         timers::{Callback, CallbackType, HttpCallback, NatsCallback},
     },
     config::Config,
@@ -18,9 +18,6 @@ use crate::{
 
 /// Nobody needs more, and a deep value costs stack wherever it goes.
 const DEEPEST: usize = 64;
-
-/// Beyond it a number is no longer exact for most of the world.
-const LARGEST_FLOAT: f64 = 9_007_199_254_740_992.0;
 
 const LONGEST_URL: usize = 2048;
 const LONGEST_SUBJECT: usize = 255;
@@ -36,8 +33,10 @@ const OURS: &[&str] = &[
     "keep-alive",
     "te",
     "trailer",
+    "traceparent",
     "transfer-encoding",
     "upgrade",
+    "user-agent",
     "webhook-id",
     "webhook-signature",
     "webhook-timestamp",
@@ -154,6 +153,9 @@ impl Rules {
     pub fn check_value(&self, field: &str, value: Option<&Value>) -> Result<()> {
         let Some(value) = value else { return Ok(()) };
         check_depth(field, value, 0)?;
+        if let Some(number) = altered(value) {
+            return Err(Error::field(field, format!("{number} is too large to be kept exactly: send it as text")));
+        }
         let size = serde_json::to_string(value).map_err(Error::internal)?.len();
         match size > self.payload_limit {
             true => Err(Error::field(field, format!("is larger than {} bytes of JSON", self.payload_limit))),
@@ -198,9 +200,6 @@ fn check_depth(field: &str, value: &Value, depth: usize) -> Result<()> {
         return Err(Error::field(field, format!("is nested deeper than {DEEPEST} levels")));
     }
     match value {
-        Value::Number(number) if number.is_f64() && number.as_f64().is_none_or(|one| one.abs() >= LARGEST_FLOAT) => {
-            Err(Error::field(field, format!("{number} is too large to be kept exactly: send it as text")))
-        }
         Value::Array(values) => values.iter().try_for_each(|value| check_depth(field, value, depth + 1)),
         Value::Object(members) => members.values().try_for_each(|value| check_depth(field, value, depth + 1)),
         _ => Ok(()),

@@ -1,6 +1,6 @@
 //! Moments: as callers write them, and as clocks on walls show them.
 
-use chrono::{DateTime, Days, Duration, NaiveDateTime, Offset, SubsecRound, TimeZone, Utc};
+use chrono::{DateTime, Days, Duration, NaiveDateTime, Offset, TimeZone, Utc};
 use chrono_tz::Tz;
 
 use crate::error::{Error, Result};
@@ -25,10 +25,10 @@ pub fn parse(text: &str, zone: Option<Tz>) -> Result<DateTime<Utc>> {
     }
 }
 
-/// The moment as PostgreSQL can keep it: in microseconds, and never before the one that was meant.
+/// The moment as PostgreSQL can keep it: in microseconds, without leap seconds, and never before the one that was meant.
 pub fn kept(moment: DateTime<Utc>) -> DateTime<Utc> {
-    let below = moment.trunc_subsecs(6);
-    if below < moment { below + Duration::microseconds(1) } else { below }
+    let up = i64::from(!moment.timestamp_subsec_nanos().is_multiple_of(1000));
+    DateTime::from_timestamp_micros(moment.timestamp_micros() + up).unwrap_or(moment)
 }
 
 /// When a clock on a wall shows a time: the first of two in an hour that is repeated, the end of an hour that is skipped.

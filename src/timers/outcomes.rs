@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     api::timers::{Id, Status},
-    database::is_passing,
+    database::is_about_data,
     events::Events,
 };
 
@@ -62,13 +62,14 @@ pub fn start(
     (outcomes, writing)
 }
 
-/// Writes until it is written: nobody else knows these outcomes. One that PostgreSQL refuses is written without its words.
+/// Writes until it is written: nobody else knows these outcomes. One of which PostgreSQL can't keep the words is written
+/// without them.
 async fn settle(store: &Store, settlements: &[Settlement]) -> Vec<Settled> {
     let mut pause = Duration::from_millis(50);
     loop {
         match store.settle(settlements).await {
             Ok(settled) => return settled,
-            Err(error) if is_passing(&error) => {
+            Err(error) if !is_about_data(&error) => {
                 tracing::warn!(%error, count = settlements.len(), "outcomes of timers could not be written yet");
                 sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(1));

@@ -58,6 +58,9 @@ pub struct Options {
     pub retry: Option<Retry>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recurrence: Option<Recurrence>,
+    /// Before this moment a recurrence does not begin, because its caller said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<DateTime<Utc>>,
     /// The first run, which intervals are counted from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began: Option<DateTime<Utc>>,
@@ -72,6 +75,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// What decides when a recurrence runs.
+    pub fn rhythm(&self) -> Option<(Option<String>, Option<Duration>, Option<String>)> {
+        let Recurrence { cron, every, .. } = self.recurrence.clone()?;
+        Some((cron, every, self.timezone.clone()))
+    }
+
     pub fn max_attempts(&self) -> i32 {
         self.retry.as_ref().map_or(1, |retry| retry.max_attempts as i32)
     }
@@ -121,6 +130,7 @@ impl Planner {
             timezone: wanted.timezone,
             retry: wanted.retry,
             recurrence: wanted.recurrence,
+            not_before: None,
             began: None,
             on_late: wanted.on_late.unwrap_or_default(),
             max_lateness: wanted.max_lateness.map(|text| duration("max_lateness", &text)).transpose()?,
@@ -192,14 +202,16 @@ impl Planner {
         let soonest = moment::kept(now + self.min_delay.max(recurrence.every.unwrap_or_default()));
         let first = rhythm.first(asked.unwrap_or(soonest));
         let first = first.ok_or_else(|| Error::field("recurrence.cron", "never fires"))?;
-        if recurrence.until.is_some_and(|until| until < first) {
-            return Err(Error::field(
-                "recurrence.until",
-                format!("lies before the first run at {}", first.to_rfc3339()),
-            ));
-        }
-        options.began = Some(first);
+        check_until(recurrence, first)?;
+        (options.not_before, options.began) = (asked, Some(first));
         Ok(first)
+    }
+
+    /// A recurrence whose runs come when they did, with another end.
+    pub fn check_end(&self, options: &Options, next: DateTime<Utc>) -> Result<()> {
+        let Some(recurrence) = &options.recurrence else { return Ok(()) };
+        Rhythm::of(recurrence, options.zone())?;
+        check_until(recurrence, next)
     }
 
     pub fn check_metadata(&self, metadata: Option<&Value>) -> Result<()> {
@@ -247,6 +259,16 @@ impl Planner {
             }
         }
         Ok(())
+    }
+}
+
+fn check_until(recurrence: &Recurrence, next: DateTime<Utc>) -> Result<()> {
+    match recurrence.until.is_some_and(|until| until < next) {
+        true => {
+            let problem = format!("lies before the first run at {}", next.to_rfc3339());
+            Err(Error::field("recurrence.until", problem))
+        }
+        false => Ok(()),
     }
 }
 

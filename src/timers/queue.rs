@@ -98,6 +98,12 @@ impl Queue {
         }
     }
 
+    /// Destinations for which so much stands aside, or more.
+    pub fn crowded(&self, much: usize) -> Vec<Arc<str>> {
+        let crowded = self.destinations.iter().filter(|(_, destination)| destination.aside.len() >= much);
+        crowded.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Whether something is due and only lacks room.
     pub fn holds_back(&self) -> bool {
         !self.turns.is_empty()
@@ -167,6 +173,7 @@ mod tests {
         queue.push(entry(2, 10, "quick:80"));
         assert_eq!(numbers(&queue.take_due(at(2), 10, true)), [0, 1, 10]);
         assert!(queue.take_due(at(2), 10, true).is_empty());
+        assert_eq!((queue.crowded(8), queue.crowded(9)), (vec!["slow:80".into()], vec![]));
         queue.release(&"slow:80".into());
         assert_eq!(numbers(&queue.take_due(at(2), 10, true)), [2]);
         // Nor does anybody get more than there is in all.

@@ -49,7 +49,7 @@ impl Rhythm {
                 };
                 let fields: Vec<&str> = text.split_whitespace().collect();
                 let hours = fields.len().checked_sub(4).and_then(|hours| fields.get(hours)).copied();
-                Ok(if hours == Some("*") || text.trim() == "@hourly" {
+                Ok(if hours == Some("*") || text.trim().eq_ignore_ascii_case("@hourly") {
                     Self::Passing(cron, zone)
                 } else {
                     Self::Wall(cron, zone)

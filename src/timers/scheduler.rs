@@ -73,6 +73,11 @@ impl Scheduler {
         self.changed.notify_one();
     }
 
+    /// Destinations that have more to do than they are soon done with.
+    pub fn crowded(&self) -> Vec<Arc<str>> {
+        self.queue().crowded(CROWD)
+    }
+
     /// Seconds for which somebody shall be woken.
     pub fn arm(&self, seconds: Vec<i64>) {
         self.armer.arm(seconds, self.now());
@@ -142,6 +147,9 @@ impl Scheduler {
         self.queue.lock().expect(UNBROKEN)
     }
 }
+
+/// As much stands aside for a destination, and no more is read for it.
+const CROWD: usize = 10_000;
 
 const POLL: TimeDelta = TimeDelta::milliseconds(100);
 

@@ -88,9 +88,10 @@ impl Sweeper {
             tracing::warn!(timer = %timer.id, tenant = %timer.tenant, "a process left this timer while it called back");
             let _ = self.outcomes.send(settling::abandoned(&timer, now));
         }
-        // Apart, because those for NATS wait while it is away.
+        // Apart, because those for NATS wait while it is away. And what is slow must not hide what is not.
+        let crowded = self.scheduler.crowded();
         for for_nats in [false, true] {
-            self.scheduler.hold(self.store.overdue(for_nats, MOST_OVERDUE).await?);
+            self.scheduler.hold(self.store.overdue(for_nats, &crowded, MOST_OVERDUE).await?);
         }
         let horizon = now + self.scheduler.near_window() + TimeDelta::from_std(self.interval * 2).unwrap_or_default();
         self.scheduler.arm(self.store.seconds_until(horizon).await?);

@@ -52,7 +52,9 @@ impl Timers {
         }
         let (retries, tries_anew) =
             (change.retry.is_some(), change.execute_at.is_some() || change.execute_in.is_some());
-        let beats_anew = change.recurrence.is_some() || (change.timezone.is_some() && row.options.recurrence.is_some());
+        let (rhythm, ends_anew) = (row.options.rhythm(), change.recurrence.is_some());
+        // What the caller once asked for holds until it has come.
+        let not_before = if rhythm.is_some() { row.options.not_before } else { Some(row.execute_at) };
         let max_lateness = change.max_lateness.map(|text| super::plan::duration("max_lateness", &text)).transpose()?;
         let answers = matches!(row.callback, Callback::Http(_));
         let options = &mut row.options;
@@ -60,6 +62,7 @@ impl Timers {
             timezone: change.timezone.or(options.timezone.take()),
             retry: change.retry.or(options.retry.take()),
             recurrence: change.recurrence.or(options.recurrence.take()),
+            not_before: options.not_before,
             began: options.began,
             on_late: change.on_late.unwrap_or(options.on_late),
             // What has no meaning any more goes with what gave it one.
@@ -69,9 +72,13 @@ impl Timers {
         };
         self.planner.check_options(options, &row.callback)?;
         let asked = self.planner.earliest(change.execute_at.as_deref(), change.execute_in.as_deref(), options, now)?;
+        let beats_anew = options.recurrence.is_some() && options.rhythm() != rhythm;
         if asked.is_some() || beats_anew {
-            row.execute_at = self.planner.first_run(asked, options, now)?;
+            let earliest = asked.or(not_before.filter(|moment| *moment > now));
+            row.execute_at = self.planner.first_run(earliest, options, now)?;
             row.due_at = row.execute_at;
+        } else if ends_anew {
+            self.planner.check_end(options, row.execute_at)?;
         }
         if retries || tries_anew || beats_anew {
             row.attempts_allowed = row.attempt + row.options.max_attempts();
@@ -128,7 +135,11 @@ impl Timers {
                 (_, status) => return Err(refused(word, status)),
             }
         }
-        Err(changed_meanwhile())
+        match transition {
+            // It only looks as if it would recur.
+            Transition::Pause => Err(Error::invalid("cannot pause timer that is canceled after this run")),
+            Transition::Fire | Transition::Retry => Err(changed_meanwhile()),
+        }
     }
 }
 

@@ -275,7 +275,7 @@ impl Buckets {
                     return Ok(Ok(()));
                 }
                 // Somebody else drew. What was written without our knowing is spent by nobody, which is safe.
-                Err(CasError::Conflict) => local.shared = None,
+                Err(CasError::Conflict | CasError::UnderWay) => local.shared = None,
                 Err(CasError::Unknown(_)) => (local.shared, local.drawn) = (None, Tokens::default()),
                 Err(CasError::NotStored(error)) => {
                     return Err(Error::unavailable("rate limits can't be kept right now").source(error));

@@ -54,7 +54,7 @@ impl Handle<AmendRecord> for Usage {
         check_reason(&amendment.reason)?;
         check_amendment(amendment, context)?;
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
-        let current = self.hold(&mut transaction, tenant, amendment.id, amendment.revision).await?;
+        let current = self.hold(&mut transaction, tenant, amendment.id, amendment.revision, context).await?;
         let next = amended(&current, amendment)?;
         self.check_schema(&next, amendment.value.as_ref()).await?;
         let value = record::value(&json!(next.value))?;
@@ -84,7 +84,7 @@ impl Handle<DeprecateRecord> for Usage {
         let (tenant, request, context) = (&call.target, &call.request, &call.context);
         check_reason(&request.reason)?;
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
-        let current = self.hold(&mut transaction, tenant, request.id, request.revision).await?;
+        let current = self.hold(&mut transaction, tenant, request.id, request.revision, context).await?;
         let series = series(&current);
         if let Some(series) = series {
             store::heads(&mut transaction, &[series]).await.map_err(unavailable)?;
@@ -182,12 +182,16 @@ impl Usage {
         tenant: &Name,
         id: Uuid,
         revision: Option<i32>,
+        context: &Context,
     ) -> Result<LedgerRecord> {
         store::hold_record(transaction, id).await.map_err(unavailable)?;
         // Before anything that writers wait for.
         self.historical.thaw_record(transaction, tenant.as_str(), id).await?;
         hold_ranges(transaction).await.map_err(unavailable)?;
         let current = latest(transaction, tenant, id).await?;
+        if context.user.is_some() && context.user.as_deref() != current.user_id.as_deref() {
+            return Err(record::foreign_user());
+        }
         let busy = busy_ranges(transaction).await.map_err(unavailable)?;
         let covers =
             |range: &&BusyRange| range.covers(&current.tenant_id, &current.usage_type, current.event_timestamp);

@@ -95,7 +95,7 @@ impl Handle<ReadFeed> for Usage {
         }
         let mut page = self.feed(&asked).await?;
         if page.is_empty(from) && wait > 0.0 {
-            let Some(_turn) = self.waiting_turns.try_take(tenant) else {
+            let Some(_turn) = self.waiting_turns.try_take(tenant.as_str()) else {
                 let message = "too many wait for this tenant's feed already";
                 return Err(Error::new(Code::RateLimited, message).retry_after(LOOK_AGAIN));
             };

@@ -4,7 +4,7 @@ use chrono::TimeDelta;
 
 use super::{
     Usage,
-    query::check_range,
+    query::{check_range, check_year},
     store::{minutes, tallies, unavailable},
 };
 use crate::{
@@ -23,6 +23,7 @@ impl Handle<GetMetadata> for Usage {
         let tenant = call.target.as_str();
         // The minute that has begun is told too.
         let to = call.request.to.unwrap_or_else(|| self.clock.now() + TimeDelta::minutes(1));
+        check_year("to", to)?;
         let from = call.request.from.unwrap_or_else(|| to.checked_sub_signed(TimeDelta::minutes(61)).unwrap_or(to));
         check_range("from", "to", Some(from), Some(to))?;
         let tallies = tallies(&self.database, tenant).await.map_err(unavailable)?;

@@ -37,7 +37,6 @@ mod retention;
 mod rules;
 mod sink;
 pub(crate) mod store;
-mod turns;
 mod types;
 mod units;
 mod upkeep;
@@ -77,6 +76,7 @@ use crate::{
     gateway::Hosted,
     jetstream::{Bucket, jetstream_context},
     registry::Registry,
+    turns::Turns,
 };
 use backlog::Backlog;
 use buckets::Buckets;
@@ -88,7 +88,6 @@ use ranges::Ranges;
 use refusals::Refusals;
 use retention::Retainer;
 use sink::Sink;
-use turns::Turns;
 use types::Types;
 use upkeep::Upkeep;
 use verdicts::Verdicts;

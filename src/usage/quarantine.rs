@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::{
     Usage,
     audit::Change,
+    record::check_name,
     store::{self, unavailable},
     verdicts::Verdict,
 };
@@ -53,6 +54,8 @@ impl Handle<ListQuarantine> for Usage {
         }
         let before = filter.cursor.as_deref().map(str::parse::<Uuid>).transpose();
         let before = before.map_err(|_| Error::field_as(Code::ValidationError, "cursor", "is none of ours"))?;
+        check_name("source_id", filter.source_id.as_ref())?;
+        check_name("code", filter.code.as_ref())?;
         let (source, code) = (filter.source_id.as_deref(), filter.code.as_deref());
         let tenant = call.target.as_str();
         let found =

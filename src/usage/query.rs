@@ -133,7 +133,7 @@ fn fingerprint(tenant: &Name, query: &RecordQuery) -> [u8; 16] {
 impl Usage {
     /// Lasts as long as what is returned.
     pub(super) async fn turn_to_read(&self, tenant: &Name) -> Result<impl Sized + use<>> {
-        Ok((self.reading_turns.take(tenant).await?, self.courtesy.turn().await))
+        Ok((self.reading_turns.take(tenant.as_str()).await?, self.courtesy.turn().await))
     }
 
     /// An answer goes in one message, also over NATS.

@@ -5,14 +5,14 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use chrono::{DateTime, DurationRound, TimeDelta, Utc};
 use rust_decimal::Decimal;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, value::RawValue};
 use uuid::Uuid;
 
 use super::identity::{self, Origin};
 use crate::{
     api::{
-        Encoding, unpacking,
+        Context, Encoding, altered, named, unpacking,
         usage::{MOST_BYTES, MOST_RECORDS, MetricKind},
     },
     error::{Code, Error, Result},
@@ -88,7 +88,10 @@ pub fn split(json: &[u8]) -> Result<Vec<&RawValue>> {
     let records: Vec<&RawValue> = match json.trim_ascii_start().first() {
         Some(b'[') => serde_json::from_slice(json).map_err(broken)?,
         Some(b'{') => match serde_json::from_slice::<Wrapped<'_>>(json).map_err(broken)?.records {
-            Some(list) => serde_json::from_str(list.get()).map_err(|_| invalid_field("records", "must be a list"))?,
+            Some(list) => {
+                check_alone(json, list.get())?;
+                serde_json::from_str(list.get()).map_err(|_| invalid_field("records", "must be a list"))?
+            }
             None => vec![serde_json::from_slice(json).map_err(broken)?],
         },
         None => return Err(invalid("body: is empty")),
@@ -97,6 +100,29 @@ pub fn split(json: &[u8]) -> Result<Vec<&RawValue>> {
     match records.len() {
         ..=MOST_RECORDS => Ok(records),
         count => Err(invalid_field("records", format_args!("has {count}, more than {MOST_RECORDS}"))),
+    }
+}
+
+/// Refuses what stands beside the records: somebody means something by it. Looked at only where it is not just the list.
+fn check_alone(json: &[u8], list: &str) -> Result<()> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Alone {
+        #[serde(rename = "records")]
+        _records: IgnoredAny,
+    }
+    let begins = list.as_ptr() as usize - json.as_ptr() as usize;
+    let (before, after) = (&json[..begins], &json[begins + list.len()..]);
+    let is_member = before.iter().filter(|byte| !byte.is_ascii_whitespace()).eq(br#"{"records":"#);
+    match is_member && after.trim_ascii() == b"}" {
+        true => Ok(()),
+        false => match named::<Alone, _>(&mut serde_json::Deserializer::from_slice(json)) {
+            Ok(_) => Ok(()),
+            Err(mut error) => {
+                error.code = Code::ValidationError;
+                Err(error)
+            }
+        },
     }
 }
 
@@ -200,10 +226,21 @@ impl<'a> Sent<'a> {
     }
 }
 
-/// A sender that is bound to a user named another.
+/// A sender that is bound to a user named another, or means another's record.
 pub fn foreign_user() -> Error {
     let problem = "user_id: the sender may attribute usage to its own user only";
     Error::new(Code::AttributionNotAuthorized, problem).about("user_id")
+}
+
+/// A range of time holds the records of all users.
+pub fn check_speaks_for_all(context: &Context) -> Result<()> {
+    match &context.user {
+        None => Ok(()),
+        Some(_) => {
+            let problem = "a sender that is bound to a user can't replace what all users have in a range of time";
+            Err(Error::new(Code::AttributionNotAuthorized, problem))
+        }
+    }
 }
 
 /// The key of a record that may be bad otherwise.
@@ -332,6 +369,10 @@ pub fn metadata(value: &Value) -> Result<String> {
     if has_nul(value) {
         return Err(invalid_field("metadata", "must not contain NUL"));
     }
+    if let Some(number) = altered(value) {
+        let problem = format_args!("{number} is too large to be kept exactly: send it as text");
+        return Err(invalid_field("metadata", problem));
+    }
     let mut value = value.clone();
     value.sort_all_objects();
     let text = value.to_string();
@@ -442,6 +483,7 @@ mod tests {
             ("metadata", json!([1]), "metadata: must be an object"),
             ("metadata", json!({"a": ["\0"]}), "metadata: must not contain NUL"),
             ("metadata", json!({"a": "x".repeat(8192)}), "metadata: has 8"),
+            ("metadata", json!({"a": [1e22]}), "metadata: 1e+22 is too large to be kept exactly"),
             ("lineage", json!(vec!["x"; 33]), "lineage: must have at most 32"),
             ("tenant_id", json!("other"), "tenant_id: is not the sender's own"),
             ("source_id", json!("other"), "source_id: is not the sender's own"),
@@ -485,6 +527,11 @@ mod tests {
             assert_eq!(records.len(), count);
             assert!(records.iter().all(|raw| read(raw.get(), ORIGIN, None, 16 * 1024).is_ok()));
         }
+        for beside in [json!({"records": [one], "dry_run": true}), json!({"dry_run": true, "records": []})] {
+            let refused = split(beside.to_string().as_bytes()).unwrap_err();
+            assert!(refused.message.starts_with("dry_run: "), "{refused}");
+        }
+        assert_eq!(split(b" {\n \"records\" : [ ] } ").unwrap().len(), 0);
         for broken in ["", "7", "{", "[1,", "{\"records\": 7}", "[] x", "nonsense"] {
             assert_eq!(split(broken.as_bytes()).unwrap_err().code, Code::ValidationError, "{broken}");
         }

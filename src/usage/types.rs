@@ -91,28 +91,49 @@ const UNBROKEN: &str = "no panic while types are held";
 
 impl Type {
     pub fn new(unit: Arc<Unit>) -> Result<Self> {
+        let schema = schema(&unit.schema)
+            .map_err(|problem| Error::new(Code::InvalidSchema, format!("schema: {problem}")).about("schema"))?;
+        // What is a record at all is an object, and need not be asked.
+        let says_something = |(name, value): (&String, &Value)| match name.as_str() {
+            "$schema" | "$id" | "$comment" | "title" | "description" => false,
+            "type" => value != "object",
+            _ => true,
+        };
         let asks_for_nothing = match &unit.schema {
-            Value::Bool(true) => true,
-            Value::Object(members) => {
-                members.iter().all(|(name, value)| name.starts_with('$') || name == "type" && value == "object")
-                    && !members.contains_key("$ref")
-            }
-            _ => false,
+            Value::Object(members) => !members.iter().any(says_something),
+            schema => *schema == Value::Bool(true),
         };
-        let schema = match asks_for_nothing {
-            true => None,
-            false => Some(
-                schema(&unit.schema)
-                    .map_err(|problem| Error::new(Code::InvalidSchema, format!("schema: {problem}")).about("schema"))?,
-            ),
-        };
-        Ok(Self { unit, schema })
+        Ok(Self { unit, schema: (!asks_for_nothing).then_some(schema) })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn a_schema_is_checked_and_asked_unless_it_says_nothing() {
+        let asks = |schema: Value| {
+            let unit = json!({
+                "name": "u", "metric_kind": "gauge", "base_unit": "1", "schema": schema, "allowed_sources": [],
+                "priority": "medium", "storage_backend": "postgresql", "retention_days": null,
+                "created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z",
+            });
+            Type::new(Arc::new(serde_json::from_value(unit).unwrap())).map(|of_type| of_type.schema.is_some())
+        };
+        for nothing in [json!(true), json!({}), json!({"type": "object", "$comment": "any", "title": "t"})] {
+            assert!(!asks(nothing).unwrap());
+        }
+        let by_anchor = json!({"$dynamicRef": "#x", "$defs": {"s": {"$dynamicAnchor": "x", "required": ["user_id"]}}});
+        for something in [by_anchor, json!({"$ref": "#/$defs/s", "$defs": {"s": {}}}), json!(false)] {
+            assert!(asks(something).unwrap());
+        }
+        for broken in [json!({"$defs": 5}), json!({"$schema": 5}), json!({"$id": 5}), json!({"type": 5})] {
+            assert_eq!(asks(broken.clone()).err().map(|error| error.code), Some(Code::InvalidSchema), "{broken}");
+        }
+    }
 
     #[test]
     fn every_name_of_a_unit_has_an_id_of_its_own() {

@@ -169,10 +169,18 @@ impl Handle<RegisterSource> for Usage {
         }
         let record = SourceRecord { created_at: self.clock.now() };
         let change = Change { operation: "source-register", tenant: None, details: json!({ "name": name }) };
-        self.audited(change, &call.context, self.registry.store(&name, &record, revision))
-            .await
-            .map_err(unavailable)?;
-        Ok(Source { name, created_at: record.created_at, repeated: false })
+        let made = self.audited(change, &call.context, self.registry.store(&name, &record, revision)).await;
+        match made {
+            Ok(()) => Ok(Source { name, created_at: record.created_at, repeated: false }),
+            Err(error) if error.code == Code::Conflict => {
+                self.registry.catch_up().await.map_err(unavailable)?;
+                match self.registry.sources.get(name.as_str()).record {
+                    Some(known) => Ok(Source { name, created_at: known.created_at, repeated: true }),
+                    None => Err(error),
+                }
+            }
+            Err(error) => Err(unavailable(error)),
+        }
     }
 }
 

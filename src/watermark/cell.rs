@@ -172,6 +172,12 @@ impl<S: State> Cell<S> {
                     Err(error) => return Err(error),
                 },
                 Err(CasError::Conflict) => return Ok(None),
+                // Only when it has come to its end can be told whose it was.
+                Err(CasError::UnderWay) if in_doubt && pause_before(deadline).await => continue,
+                Err(CasError::UnderWay) if in_doubt => {
+                    return Err(Error::unavailable("whether the counters were written is not known yet"));
+                }
+                Err(CasError::UnderWay) => return Ok(None),
                 Err(CasError::NotStored(error)) => error,
                 Err(CasError::Unknown(error)) => {
                     in_doubt = true;

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     error::{Code, Error, Result},
     jetstream::{Bucket, Write},
+    turns::Turns,
 };
 
 /// Parts that are read at the same time.
@@ -40,6 +41,8 @@ pub struct Cells<S> {
     instance: Arc<str>,
     deadline: Duration,
     tasks: Tasks<S>,
+    /// Of requests under one idempotency key.
+    turns: Arc<Turns>,
 }
 
 /// The task of each key in use.
@@ -156,7 +159,7 @@ pub(super) fn part(key: &str, name: &str) -> String {
 impl<S: State> Cells<S> {
     /// `instance` is the name that our changes are signed with.
     pub fn new(bucket: Bucket, instance: impl Into<Arc<str>>, deadline: Duration) -> Self {
-        Self { bucket, instance: instance.into(), deadline, tasks: Arc::default() }
+        Self { bucket, instance: instance.into(), deadline, tasks: Arc::default(), turns: Arc::new(Turns::new(1)) }
     }
 
     pub fn bucket(&self) -> &Bucket {
@@ -191,8 +194,30 @@ impl<S: State> Cells<S> {
         }
         let (reply, answer) = oneshot::channel();
         let plain = Plain::new(request, apply, reply);
-        self.submit(key, Box::new(Recorded { plain, once })).await;
-        answer.await.unwrap_or_else(|_| Err(stopped()))
+        self.submit(key, Box::new(Recorded { plain, once: once.clone() })).await;
+        match answer.await.unwrap_or_else(|_| Err(stopped())) {
+            // What refuses it may be its own twin, who was first: then there is a record by now.
+            Err(refused) if refused.code != Code::Unavailable => match once.find(&self.bucket).await {
+                Ok(Some(answer)) => Ok(Committed::repeated(answer)),
+                _ => Err(refused),
+            },
+            answer => answer,
+        }
+    }
+
+    /// The first answer to a request that may be repeated: one that was given before, or the one made now, which is recorded
+    /// before it leaves.
+    pub async fn make_once<A, F>(&self, once: Once, make: impl FnOnce() -> F) -> Result<A>
+    where
+        A: Serialize + DeserializeOwned,
+        F: Future<Output = Result<A>>,
+    {
+        // Its twins in this process wait for it, and take nothing for themselves.
+        let _turn = self.turns.take(once.key()).await?;
+        match once.find(&self.bucket).await? {
+            Some(given) => Ok(given),
+            None => once.settle(&self.bucket, make().await?).await,
+        }
     }
 
     /// Reads a key's state as the leader has it, without its parts.
@@ -280,7 +305,7 @@ impl<S: State> Cells<S> {
 impl<S> Clone for Cells<S> {
     fn clone(&self) -> Self {
         let (bucket, instance) = (self.bucket.clone(), self.instance.clone());
-        Self { bucket, instance, deadline: self.deadline, tasks: self.tasks.clone() }
+        Self { bucket, instance, deadline: self.deadline, tasks: self.tasks.clone(), turns: self.turns.clone() }
     }
 }
 

@@ -95,18 +95,6 @@ impl Once {
         Ok(Write { expected: Some(0), ttl: Some(self.window), ..Write::to(self.key.clone(), value) })
     }
 
-    /// The first answer: one that was given before, or the one made now, which is recorded before it leaves.
-    pub async fn or_make<A, F>(&self, bucket: &Bucket, make: impl FnOnce() -> F) -> Result<A>
-    where
-        A: Serialize + DeserializeOwned,
-        F: Future<Output = Result<A>>,
-    {
-        match self.find(bucket).await? {
-            Some(given) => Ok(given),
-            None => self.settle(bucket, make().await?).await,
-        }
-    }
-
     /// Creates the record of an answer that is ours to give, or returns the one that was given first. Whoever wrote the
     /// record, it decides; until there is one, the same record is offered again.
     pub async fn settle<A: Serialize + DeserializeOwned>(&self, bucket: &Bucket, answer: A) -> Result<A> {

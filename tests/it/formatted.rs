@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use futures::future::join_all;
+use futures::{StreamExt, future::join_all};
 use serde_json::{Value, json};
 use tidemark::{api::ids::FormattedRequest, clock::Clock};
 
@@ -185,6 +185,42 @@ async fn a_change_keeps_the_counters_and_what_could_repeat_ids_is_refused() {
     let ids = http.data("/v1/id/formatted?key=r&size=1000").await;
     let ids: BTreeSet<&str> = ids["id"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect();
     assert_eq!(ids.len(), 1000);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_change_that_was_broken_off_is_mended_by_setting_the_format_again() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve().await;
+    let (admin, http) = (server.http().admin(), server.http().key(API_KEY));
+    let format = |prefix: &str| {
+        let parts = json!([{"type": "fixed-chars", "value": prefix}, {"type": "auto-increment", "length": 3}]);
+        json!({"key": "f", "parts": parts})
+    };
+    admin.configure("formatted", format("A")).await;
+    // The guard has moved on, and the record has not.
+    let store = async_nats::jetstream::new(deployment.nats().await).get_key_value("tm_counters").await.unwrap();
+    let mut keys = store.keys().await.unwrap();
+    let mut guard = None;
+    while let Some(key) = keys.next().await {
+        let entry = store.get(key.unwrap().as_str()).await.unwrap().unwrap();
+        let value: Value = serde_json::from_slice(&entry).unwrap();
+        if value["state"]["announced"].is_boolean() {
+            guard = Some(value);
+            guard.as_mut().unwrap()["state"]["version"] = json!(2);
+        }
+    }
+    store.put("formatted.f", guard.expect("a guard").to_string().into()).await.unwrap();
+    let other = deployment.serve().await;
+    let refused = other.http().key(API_KEY).get("/v1/id/formatted?key=f").await;
+    assert!(refused.status == 503 && refused.text.contains("set it again"), "{}", refused.text);
+    admin.configure("formatted", format("A")).await;
+    assert_eq!(next(&http, "f").await, "A001");
+    // Of many changes at once each is made, one after the other.
+    let changes = join_all(["B", "C", "B", "A", "D"].map(|prefix| admin.configure("formatted", format(prefix)))).await;
+    assert_eq!(changes.len(), 5);
+    assert!(next(&http, "f").await.ends_with("002"));
+    other.stop().await;
     server.stop().await;
 }
 

@@ -160,6 +160,21 @@ async fn an_idempotency_key_gets_the_same_ids_again() {
     let answers: BTreeSet<Vec<i64>> = answers.into_iter().map(|answer| answer.unwrap().id).collect();
     assert_eq!(answers.len(), 1, "{answers:?}");
 
+    // Also where the first has taken all that there was.
+    for mode in ["range", "strict"] {
+        let few = format!("few-{mode}");
+        server.http().admin().configure("increment", json!({"key": few, "base": 0, "max": 8, "mode": mode})).await;
+        let few = few.parse().unwrap();
+        let answers = (0..20).map(|_| client.call_with::<Increment>(&few, &request, &context));
+        for answer in join_all(answers).await {
+            assert_eq!(answer.unwrap().id, [1, 2, 3, 4, 5], "{mode}");
+        }
+    }
+    // One is what is asked for where nothing is said.
+    let http = server.http().key(API_KEY).header("idempotency-key", "one");
+    let first = http.get("/v1/id/increment?key=a").await;
+    assert_eq!(http.get("/v1/id/increment?key=a&size=1").await.text, first.text);
+
     let unreadable = b"caf\xe9".as_slice();
     let refused =
         server.http().key(API_KEY).header_bytes("idempotency-key", unreadable).get("/v1/id/increment?key=a").await;
@@ -294,6 +309,14 @@ async fn who_was_given_a_number_is_known() {
     let today = chrono::Utc::now().date_naive();
     assert_eq!(admin.data("/v1/id/given?key=f&number=4").await["counter"], json!(format!("formatted.f.{today}")));
     assert_eq!(admin.data(&format!("/v1/id/given?key=f&number=4&scope={today}")).await["last"], 4);
+    for scope in ["", "2026", "today", "2026-13"] {
+        let refused = admin.get(&format!("/v1/id/given?key=f&number=4&scope={scope}")).await;
+        assert!(
+            refused.status == 400 && refused.text.contains(&format!("scope: must be written as that of now, {today}")),
+            "{}",
+            refused.text
+        );
+    }
     assert_eq!(admin.get("/v1/id/given?key=f&number=4&scope=1999-01-01").await.status, 404);
     assert_eq!(admin.get("/v1/id/given?key=f&number=4&scope=*").await.status, 400);
     server.stop().await;

@@ -315,6 +315,19 @@ async fn more_idempotent_edits_at_once_than_a_batch_has_messages() {
 }
 
 #[tokio::test]
+async fn the_same_edit_many_times_at_once_is_answered_alike() {
+    let deployment = Deployment::new().await;
+    let (server, http) = village(&deployment).await;
+    let http = http.header("idempotency-key", "once");
+    let act = http.post("/stages/101/acts", json!({"name": "first"})).await.json();
+    let change = json!({"name": "second", "target_prop_states": {}, "revision": act["revision"]});
+    let path = format!("/stages/101/acts/{}", act["act_id"]);
+    let answers = join_all((0..20).map(|_| put(&http, &path, change.clone()))).await;
+    assert!(answers.iter().all(|answer| (answer.status, &answer.text) == (200, &answers[0].text)), "{answers:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_lost_acknowledgement_makes_no_second_prop_or_act() {
     let deployment = Deployment::new().await;
     let proxy = Proxy::before(&deployment.nats_url).await;

@@ -62,6 +62,13 @@ async fn bodies_are_bounded() {
     assert_eq!((large.status, large.json()["code"].as_i64()), (413, Some(1001)), "{}", large.text);
     let broken = http.send(Method::POST, "/v1/config/increment", Some(b"{\"key\": \"k\", \"base\": ".to_vec())).await;
     assert_eq!((broken.status, broken.json()["code"].as_i64()), (400, Some(1001)), "{}", broken.text);
+    let twice = br#"{"key": "k", "base": 1, "base": 2}"#.to_vec();
+    let twice = http.send(Method::POST, "/v1/config/increment", Some(twice)).await;
+    assert!(twice.status == 400 && twice.text.contains("base: is given twice"), "{}", twice.text);
+    for (path, status) in [("/timers/%ff", 401), ("/stages/%ff", 400)] {
+        let unreadable = server.http().get(path).await;
+        assert_eq!((unreadable.status, unreadable.text.starts_with('{')), (status, true), "{}", unreadable.text);
+    }
     server.stop().await;
 }
 
@@ -83,6 +90,14 @@ async fn the_documents_and_the_metrics_are_served() {
     let ids = &mint["responses"]["200"]["content"]["application/json"]["schema"];
     assert_eq!((&ids["type"], &ids["items"]["type"]), (&json!("array"), &json!("string")));
     assert!(mint["requestBody"]["content"]["multipart/form-data"].is_object());
+    // What stands in the path does not stand in the body too.
+    let update = &openapi["paths"]["/timers/{id}"]["put"];
+    let body = &update["requestBody"]["content"]["application/json"]["schema"];
+    assert!(body["properties"]["execute_at"].is_object() && body["properties"]["id"].is_null(), "{body}");
+    assert!(!body["required"].to_string().contains("\"id\""), "{body}");
+    assert!(openapi["components"]["schemas"]["TimerStatus"]["enum"].to_string().contains("pending"));
+    let backfill = &openapi["paths"]["/api/uc/v1/usage/backfill"]["post"]["responses"];
+    assert!(backfill["200"].is_object() && backfill["201"].is_object() && backfill["202"].is_object(), "{backfill}");
     assert!(mint["responses"]["default"]["content"]["text/plain"].is_object());
     let docs = http.get("/docs").await;
     assert!(

@@ -106,6 +106,70 @@ async fn a_recurring_timer_is_paused_resumed_fired_and_canceled() {
 }
 
 #[tokio::test]
+async fn another_rhythm_begins_no_sooner_than_was_asked() {
+    let deployment = Deployment::new().await;
+    let http = serve(&deployment).await.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    let change = async |timer: &Value, change: Value| {
+        let changed = http.put_json(&path(timer), change).await;
+        assert_eq!(changed.status, 200, "{}", changed.text);
+        changed.json()["data"]["execute_at"].clone()
+    };
+    let every = |every: &str, count: u32| json!({ "recurrence": { "every": every, "count": count } });
+    let asked =
+        set(&http, json!({ "execute_in": "1h", "callback": to(&receiver, "x"), "recurrence": { "every": "10s" } }))
+            .await;
+    assert_eq!(change(&asked, every("10s", 6)).await, asked["execute_at"]);
+    assert_eq!(change(&asked, every("1s", 6)).await, asked["execute_at"]);
+    assert_eq!(change(&asked, json!({ "timezone": "Europe/Berlin" })).await, asked["execute_at"]);
+    let refused = http.put_json(&path(&asked), json!({ "recurrence": { "every": "1s", "until": Utc::now() } })).await;
+    assert!(refused.status == 400 && refused.text.contains("recurrence.until"), "{}", refused.text);
+    // One that was to run once.
+    let once = set(&http, json!({ "execute_in": "1h", "callback": to(&receiver, "x") })).await;
+    assert_eq!(change(&once, every("1s", 2)).await, once["execute_at"]);
+    // Where nothing was asked for, the rhythm alone decides, and its end alone changes nothing.
+    let yearly = set(&http, json!({ "callback": to(&receiver, "x"), "recurrence": { "cron": "0 0 0 1 1 *" } })).await;
+    let counted = json!({ "recurrence": { "cron": "0 0 0 1 1 *", "count": 3 } });
+    assert_eq!(change(&yearly, counted).await, yearly["execute_at"]);
+    let hourly: DateTime<Utc> = serde_json::from_value(change(&yearly, every("1h", 2)).await).unwrap();
+    assert!(hourly < Utc::now() + TimeDelta::hours(1));
+    // A second that few clocks show is the one after it.
+    let leap = set(&http, json!({ "execute_at": "2030-06-30T23:59:60Z", "callback": to(&receiver, "x") })).await;
+    assert_eq!(leap["execute_at"], "2030-07-01T00:00:00Z");
+    assert!(receiver.received().is_empty());
+}
+
+#[tokio::test]
+async fn a_pause_does_not_bring_back_what_was_canceled() {
+    let deployment = Deployment::new().await;
+    let http = serve(&deployment).await.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    receiver.answer([Answering::status(500)]);
+    receiver.hold();
+    let retry = json!({ "max_attempts": 2, "initial_delay": "1h", "max_delay": "1h" });
+    let hourly = json!({ "every": "1h" });
+    let timer = set(
+        &http,
+        json!({ "execute_in": "10ms", "callback": to(&receiver, "x"), "recurrence": hourly, "retry": retry }),
+    )
+    .await;
+    receiver.has(1).await;
+    assert_eq!(http.delete(&path(&timer)).await.status, 200);
+    receiver.let_go();
+    eventually("its second attempt waits", async || {
+        (http.data(&path(&timer)).await["status"] == "pending").then_some(())
+    })
+    .await;
+    let refused = http.post(&format!("{}/pause", path(&timer)), json!({})).await;
+    assert_eq!(
+        (refused.status, &refused.json()["message"]),
+        (400, &json!("cannot pause timer that is canceled after this run"))
+    );
+    post(&http, format!("{}/fire", path(&timer))).await;
+    until(&http, &timer["id"], "canceled").await;
+}
+
+#[tokio::test]
 async fn clocks_that_are_set_decide_when_a_timer_runs() {
     let deployment = Deployment::new().await;
     let clock = Clock::manual(time("2026-03-28T12:00:00Z"));

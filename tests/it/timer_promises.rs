@@ -424,6 +424,55 @@ async fn what_is_known_after_all_wins_over_what_was_not() {
     assert_eq!((attempts.as_array().unwrap().len(), &attempts[0]["status"]), (1, &json!("completed")));
 }
 
+#[tokio::test]
+async fn an_outcome_that_comes_late_does_not_undo_a_change() {
+    let deployment = Deployment::new().await;
+    let running = deployment
+        .serve_with(|config| {
+            soon(config);
+            config.timers.sweep_interval = Duration::from_secs(1);
+        })
+        .await;
+    let http = running.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    receiver.hold();
+    let recurring = json!({ "execute_in": "5ms", "callback": to(&receiver, "x"), "recurrence": { "every": "1h" } });
+    let timer = set(&http, recurring).await;
+    receiver.has(1).await;
+    until(&http, &timer["id"], "executing").await;
+    let database = deployment.database().await;
+    sqlx::query("update timers set claim_until = now() - interval '1 second'").execute(&database).await.unwrap();
+    let path = format!("/timers/{}", timer["id"].as_str().unwrap());
+    eventually("it is taken for abandoned", async || (http.data(&path).await["run"] == 2).then_some(())).await;
+    let moved = http.put_json(&path, json!({ "execute_in": "3h" })).await.json()["data"]["execute_at"].clone();
+    receiver.let_go();
+    // Another one, so that what came before it has been written.
+    let next = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "next") })).await;
+    until(&http, &next["id"], "completed").await;
+    assert_eq!(http.data(&path).await["execute_at"], moved);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn who_deletes_a_timer_and_takes_his_time_keeps_nobody_else_waiting() {
+    let deployment = Deployment::new().await;
+    let running = deployment.serve_with(soon).await;
+    let http = running.http().key(API_KEY);
+    let later = |key: &str| json!({ "execute_in": "1h", "callback": { "type": "nats", "topic": "a.b" }, "idempotency_key": key });
+    set(&http, later("one")).await;
+    let database = deployment.database().await;
+    let mut held = database.begin().await.unwrap();
+    sqlx::query("delete from timers").execute(&mut *held).await.unwrap();
+    let (again, others) = tokio::join!(
+        http.post("/timers", later("one")),
+        join_all((0..10).map(|number| set(&http, later(&format!("other-{number}")))))
+    );
+    assert_eq!((again.status, others.len()), (503, 10), "{}", again.text);
+    held.rollback().await.unwrap();
+    assert_eq!(http.post("/timers", later("one")).await.status, 200);
+    running.stop().await;
+}
+
 /// A transaction that holds a timer's row.
 async fn hold(database: &sqlx::PgPool, id: &str) -> sqlx::Transaction<'static, sqlx::Postgres> {
     let mut held = database.begin().await.unwrap();

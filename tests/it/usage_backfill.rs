@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use futures::future::join_all;
+use futures::{FutureExt, future::join_all};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use tidemark::{
@@ -334,6 +334,26 @@ async fn records_may_come_in_parts() {
     let canceled = http.post(&format!("{BACKFILL}/{}/cancel", id.as_str().unwrap()), json!({})).await;
     assert_eq!((canceled.status, &canceled.json()["status"]), (200, &json!("failed")), "{}", canceled.text);
     assert_eq!(http.active("").await.len(), 4);
+    is_consistent(&deployment.database().await).await;
+}
+
+#[tokio::test]
+async fn of_a_commit_and_a_cancel_at_once_each_is_answered_truly() {
+    let (deployment, _server, http) = ledger().await;
+    for _ in 0..5 {
+        let id = staged(&http, request("calls", (0, 30), vec![of("calls", "a", 1, 1)])).await;
+        let path = format!("{BACKFILL}/{}/cancel", id.as_str().unwrap());
+        let cancel = || http.post(&path, json!({})).boxed();
+        let answers = [commit(&http, &id).boxed(), cancel(), cancel()];
+        let [committed, canceled @ ..] = <[Answer; 3]>::try_from(join_all(answers).await).ok().unwrap();
+        let ended = http.status(&id).await["status"].clone();
+        assert_eq!(committed.status == 201, ended == "completed", "{ended}: {}", committed.text);
+        let successes = canceled.iter().filter(|answer| answer.status == 200);
+        assert_eq!(successes.count(), usize::from(ended == "failed"), "{ended}: {canceled:?}");
+        for refused in canceled.iter().chain([&committed]).filter(|answer| answer.status == 409) {
+            assert_ne!(refused.json()["details"]["status"], "pending", "{}", refused.text);
+        }
+    }
     is_consistent(&deployment.database().await).await;
 }
 

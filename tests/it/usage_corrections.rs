@@ -137,10 +137,25 @@ async fn bad_corrections_change_nothing() {
     assert_eq!((refused.status, &refused.json()["code"]), (400, &json!("validation_error")), "{}", refused.text);
     assert_eq!(http.amend(&strict, json!({ "metadata": { "region": "us" }, "reason": "x" })).await.status, 200);
     // A sender with a user speaks for that user only.
-    let bound = json!({ "tenant": "default", "roles": ["usage"], "user": "ann" });
+    let bound = json!({ "tenant": "default", "source": "default", "roles": ["usage"], "user": "ann" });
     let bound = http.with_new_key(bound).await;
     let refused = bound.amend(&id, json!({ "user_id": "bob", "reason": "x" })).await;
     assert_eq!((refused.status, &refused.json()["code"]), (403, &json!("attribution_not_authorized")));
+    // Nor does it touch what is another's, or what is all users'.
+    let bobs = http.keep(with(record("calls", "r", 1), "user_id", "bob")).await;
+    let range = json!({ "from": ago(60), "to": ago(0) });
+    let backfill = json!({ "usage_type": "calls", "time_range": range, "reason": "x", "replacement_events": [] });
+    for refused in [
+        bound.amend(&bobs, json!({ "value": 7, "reason": "x" })).await,
+        bound.amend(&bobs, json!({ "user_id": "ann", "reason": "x" })).await,
+        bound.deprecate(&bobs, json!({ "reason": "x" })).await,
+        bound.post("/api/uc/v1/usage/backfill", backfill).await,
+    ] {
+        assert_eq!((refused.status, &refused.json()["code"]), (403, &json!("attribution_not_authorized")));
+    }
+    let anns = bound.keep(record("calls", "r", 1)).await;
+    assert_eq!(bound.amend(&anns, json!({ "value": 7, "reason": "x" })).await.status, 200);
+    assert_eq!(bound.deprecate(&anns, json!({ "reason": "x" })).await.status, 200);
 }
 
 #[tokio::test]

@@ -175,7 +175,7 @@ async fn whoever_waits_hears_at_once() {
         assert_eq!(page["records"].as_array().unwrap().len(), 1, "{page}");
     }
     // Or that there was nothing.
-    let page = http.fed("position=3-0&wait=0.05").await;
+    let page = http.fed("position=3-0&wait=50ms").await;
     assert_eq!((&page["records"], &page["next_position"]), (&json!([]), &json!("3-0")));
 }
 

@@ -489,6 +489,7 @@ async fn messages_that_no_client_would_send_go_to_quarantine_and_block_nobody() 
     let poison = [
         // A name that is a wildcard, which the stream can't rewrite.
         raw(format!("PUB usage.default.* {length}").as_bytes(), b""),
+        raw(format!("PUB usage.default.> {length}").as_bytes(), b""),
         // A name that is longer than any index takes, and one with a NUL.
         raw(format!("PUB usage.default.{long} {length}").as_bytes(), b""),
         raw(format!("PUB usage.default.a\0b {length}").as_bytes(), b""),

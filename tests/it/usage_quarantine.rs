@@ -26,13 +26,14 @@ async fn poison_is_kept_and_told_and_blocks_nobody() {
     nats.flush().await.unwrap();
     let good = record("calls", "r", 1);
     type Headers = &'static [(&'static str, &'static str)];
-    let poison: [(&str, Headers, Vec<u8>); 6] = [
+    let poison: [(&str, Headers, Vec<u8>); 7] = [
         ("validation_error", &[], b"not json at all".to_vec()),
         ("validation_error", &[("Content-Type", "application/msgpack")], vec![0xc1, 0, 0xff]),
         ("validation_error", &[], json!(vec![good.clone(); 1001]).to_string().into()),
         ("unsafe_message_id", &[("Nats-Msg-Id", "whatever")], good.to_string().into()),
         ("unsafe_message_id", &[("Nats-Msg-Id", "acme.default.1")], json!([good]).to_string().into()),
         ("validation_error", &[], json!([7]).to_string().into()),
+        ("validation_error", &[("Tidemark-Replay", "true")], good.to_string().into()),
     ];
     for (code, headers, body) in &poison {
         publish(&nats, "usage.default.default", headers, body.clone()).await;
@@ -46,8 +47,8 @@ async fn poison_is_kept_and_told_and_blocks_nobody() {
     publish(&nats, "usage.default.default", &[("Nats-Msg-Id", "default.default.7")], good.to_string().into()).await;
     let database = deployment.database().await;
     eventually("the good one is written", async || (rows(&database).await == 1).then_some(())).await;
-    assert_eq!(http.reconciled().await, [7, 1, 0, 6]);
-    let text = &entries(&http, "").await[5];
+    assert_eq!(http.reconciled().await, [8, 1, 0, 7]);
+    let text = &entries(&http, "").await[6];
     assert_eq!((&text["record"], &text["source_id"]), (&json!("not json at all"), &json!("default")));
     server.stop().await;
 }
@@ -70,9 +71,14 @@ async fn lists_filter_and_page() {
     }
     let newest_first: Vec<Value> = batch.iter().rev().map(|record| record["idempotency_key"].clone()).collect();
     assert_eq!(seen, newest_first);
-    for (query, field) in
-        [("?limit=0", "limit"), ("?limit=1001", "limit"), ("?cursor=x", "cursor"), ("?colour=red", "colour")]
-    {
+    for (query, field) in [
+        ("?limit=0", "limit"),
+        ("?limit=1001", "limit"),
+        ("?cursor=x", "cursor"),
+        ("?colour=red", "colour"),
+        ("?code=%00", "code"),
+        ("?source_id=%00", "source_id"),
+    ] {
         let refused = http.get(&format!("{QUARANTINE}{query}")).await;
         assert!(refused.status == 400 && refused.text.contains(field), "{}", refused.text);
     }

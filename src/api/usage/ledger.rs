@@ -1,7 +1,7 @@
 //! Reading the ledger, and correcting it.
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -125,6 +125,24 @@ pub struct RecordPage {
     pub next_cursor: Option<String>,
 }
 
+/// A duration as text, or seconds.
+fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "must be a duration such as 5s, or a number of seconds")]
+    enum Wait {
+        Seconds(f64),
+        Text(String),
+    }
+    match Option::<Wait>::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(Wait::Seconds(seconds)) => Ok(Some(seconds)),
+        Some(Wait::Text(text)) => {
+            let seconds = text.parse().or_else(|_| humantime::parse_duration(&text).map(|wait| wait.as_secs_f64()));
+            seconds.map(Some).map_err(|_| D::Error::custom("must be a duration such as 5s, or a number of seconds"))
+        }
+    }
+}
+
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FeedRequest {
@@ -137,8 +155,9 @@ pub struct FeedRequest {
     /// 1 to 10000, 100 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// How many seconds to wait for something new, 0 to 25.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// How long to wait for something new, 25 seconds at most: `5s`, or a number of seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "seconds")]
+    #[schema(value_type = Option<String>)]
     pub wait: Option<f64>,
 }
 

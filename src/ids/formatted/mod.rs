@@ -23,7 +23,7 @@ use crate::{
         ids::{Formatted, FormattedConfig, FormattedIds, FormattedSettings, GetFormatted, IdType, Part, SetFormatted},
     },
     error::{Error, Result},
-    watermark::{Absent, Bounds, Steps},
+    watermark::{Absent, Bounds, RequestId, Steps},
 };
 
 /// Formats that a key may have had while ids were given. More than anybody needs, and a record stays small.
@@ -77,11 +77,11 @@ impl FormattedKey {
 }
 
 impl Handle<Formatted> for Ids {
-    async fn handle(&self, call: Call<Formatted>) -> Result<FormattedIds> {
+    async fn handle(&self, mut call: Call<Formatted>) -> Result<FormattedIds> {
         let name = &call.target;
         let record = self.existing(name).await?;
         let key: &FormattedKey = record.settings(name)?;
-        let count = size(call.request.size)?;
+        let count = size(&mut call.request.size)?;
         // One reading of the clock for all parts, the counter's day included.
         let now = self.clock.now();
         let once = self.once(&call)?;
@@ -111,17 +111,33 @@ impl Handle<Formatted> for Ids {
 
 impl Handle<SetFormatted> for Ids {
     async fn handle(&self, call: Call<SetFormatted>) -> Result<FormattedConfig> {
-        let (name, settings) = (call.target, call.request);
-        check_name(&settings.name)?;
+        check_name(&call.request.name)?;
+        self.until_stored(|| self.set_formatted(&call.target, call.request.clone(), call.context.request_id())).await
+    }
+}
+
+impl Ids {
+    async fn set_formatted(
+        &self,
+        name: &Name,
+        settings: FormattedSettings,
+        request: RequestId,
+    ) -> Result<FormattedConfig> {
         let format = Format::new(&settings.parts)?;
         let uniqueness = format.uniqueness(self.clock.now())?.to_string();
-        let row = self.find(&name).await?;
-        let key = match known::<FormattedKey>(&row, &name)?.cloned() {
-            Some(known) if known.settings.parts == settings.parts => FormattedKey { settings, ..known },
+        let row = self.find(name).await?;
+        let key = match known::<FormattedKey>(&row, name)?.cloned() {
+            Some(known)
+                if known.settings.parts == settings.parts && self.guards.stands_at(name, known.version).await? =>
+            {
+                FormattedKey { settings, ..known }
+            }
             known => {
                 let version = known.as_ref().map(|known| known.version);
                 let (mut earlier, before) =
                     known.map(|known| (known.earlier, Some(known.settings.parts))).unwrap_or_default();
+                // The same again, where a change to another was broken off.
+                let before = before.filter(|before| *before != settings.parts);
                 let (formats, after) =
                     ([earlier.clone(), before.clone().into_iter().collect()].concat(), format.clone());
                 let check = move || {
@@ -131,17 +147,16 @@ impl Handle<SetFormatted> for Ids {
                     }
                     formats.iter().try_for_each(|before| change::check(&Format::new(before)?, &after))
                 };
-                let request = call.context.request_id();
-                let used = self.guards.advance(&name, version, request, check).await?;
+                let used = self.guards.advance(name, version, request, check).await?;
                 earlier.extend(before.filter(|_| used));
                 let version = version.unwrap_or(0) + 1;
                 let key = FormattedKey { settings, version, uniqueness, earlier, format };
-                self.begin_counter(&name, &key, used).await?;
+                self.begin_counter(name, &key, used).await?;
                 key
             }
         };
-        let record = self.store(&name, row, Kind::Formatted(key.clone())).await?;
-        self.describe_formatted(name, &key, &record).await
+        let record = self.store(name, row, Kind::Formatted(key.clone())).await?;
+        self.describe_formatted(name.clone(), &key, &record).await
     }
 }
 

@@ -28,12 +28,13 @@ impl Store {
             Transition::Fire => concat!(
                 "update timers set due_at = statement_timestamp(),
                      execute_at = case when attempt = 0 then statement_timestamp() else execute_at end,
-                     generation = generation + 1, updated_at = statement_timestamp()
+                     claim = null, generation = generation + 1, updated_at = statement_timestamp()
                  where tenant = $1 and id = $2 and status = 'pending' returning ",
                 columns!()
             ),
             Transition::Retry => concat!(
-                "update timers set status = 'pending', due_at = statement_timestamp(), generation = generation + 1,
+                "update timers set status = 'pending', due_at = statement_timestamp(), claim = null,
+                     generation = generation + 1,
                      attempts_allowed = attempt + coalesce((options -> 'retry' ->> 'max_attempts')::int, 1),
                      updated_at = statement_timestamp()
                  where tenant = $1 and id = $2 and status = 'failed' returning ",
@@ -45,7 +46,7 @@ impl Store {
                      after_run = case when status = 'executing' then 'paused' end, generation = generation + 1,
                      updated_at = statement_timestamp()
                  where tenant = $1 and id = $2 and options -> 'recurrence' is not null
-                     and (status = 'pending' or status = 'executing' and after_run is null) returning ",
+                     and status in ('pending', 'executing') and after_run is null returning ",
                 columns!()
             ),
         };
@@ -88,12 +89,13 @@ impl Store {
         statuses(&rows)
     }
 
-    /// Writes a changed timer over the one that was read, if nobody changed or claimed it meanwhile.
+    /// Writes a changed timer over the one that was read, if nobody changed or claimed it meanwhile. Whoever has claimed it
+    /// before and comes late with an outcome has no claim any more: what is written here has been answered.
     pub async fn replace(&self, row: &TimerRow, was: Status) -> Result<Option<TimerRow>> {
         let changed = sqlx::query_as(concat!(
             "update timers
              set execute_at = $4, due_at = $5, callback_type = $6, callback_config = $7::json, destination = $8,
-                 options = $9::json, metadata = $10::jsonb, attempts_allowed = $11, status = $12,
+                 options = $9::json, metadata = $10::jsonb, attempts_allowed = $11, status = $12, claim = null,
                  generation = generation + 1, updated_at = clock_timestamp()
              where tenant = $1 and id = $2 and generation = $3 and status = $13 and attempt = $14 and run = $15
              returning ",

@@ -36,16 +36,17 @@ impl Store {
         bounded(rows).await?.iter().map(Entry::of).collect()
     }
 
-    /// The pending timers whose time has passed, the oldest first: those for NATS, or the others.
-    pub async fn overdue(&self, for_nats: bool, most: i64) -> Result<Vec<Entry>, sqlx::Error> {
+    /// The pending timers whose time has passed, the oldest first: those for NATS, or the others, but for some destinations.
+    pub async fn overdue(&self, for_nats: bool, but_for: &[Arc<str>], most: i64) -> Result<Vec<Entry>, sqlx::Error> {
         let rows = sqlx::query(
             "select id, due_at, destination from timers where status = 'pending' and due_at <= now()
-                 and (destination = $1) = $2
+                 and (destination = $1) = $2 and destination <> all($4)
              order by due_at limit $3",
         )
         .bind(NATS)
         .bind(for_nats)
         .bind(most)
+        .bind(but_for.iter().map(|name| name.to_string()).collect::<Vec<_>>())
         .fetch_all(&self.pool);
         bounded(rows).await?.iter().map(Entry::of).collect()
     }

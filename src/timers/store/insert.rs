@@ -11,10 +11,10 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use super::{Entry, Store, TimerRow, column, row::columns, unavailable};
+use super::{Entry, Store, TimerRow, bounded, column, row::columns, unavailable};
 use crate::{
     api::timers::{Id, Status, TimerSummary},
-    database::is_passing,
+    database::{is_locked, is_passing},
     error::{Code, Error, Result},
     timers::plan::Plan,
 };
@@ -83,7 +83,15 @@ impl Store {
     async fn insert(&self, plans: Vec<Plan>) -> Vec<Result<Inserted>> {
         let (inserted, found) = match self.insert_until_known(&plans).await {
             Ok(outcome) => outcome,
-            Err((error, in_doubt)) => {
+            // Others need not wait with the one.
+            Err(Failed { waited: true, .. }) if plans.len() > 1 => {
+                let mut answers = Vec::with_capacity(plans.len());
+                for plan in plans {
+                    answers.extend(Box::pin(self.insert(vec![plan])).await);
+                }
+                return answers;
+            }
+            Err(Failed { error, in_doubt, .. }) => {
                 let failed = |plan: &Plan| match in_doubt {
                     // The statement may have been committed: then this is how to find the timer.
                     true => Error::unavailable(format!(
@@ -122,15 +130,15 @@ impl Store {
         plans.into_iter().map(answer).collect()
     }
 
-    /// Repeats the statement until its outcome is known: rows have their ids, so a repeat changes nothing. The error
-    /// says whether something may have been written.
-    async fn insert_until_known(&self, plans: &[Plan]) -> Result<(Vec<Uuid>, Vec<TimerRow>), (Error, bool)> {
+    /// Repeats the statement until its outcome is known: rows have their ids, so a repeat changes nothing.
+    async fn insert_until_known(&self, plans: &[Plan]) -> Result<(Vec<Uuid>, Vec<TimerRow>), Failed> {
         let deadline = Instant::now() + DEADLINE;
         let mut in_doubt = false;
         loop {
+            let mut asked = false;
             let attempt = async {
                 let mut connection = self.pool.acquire().await?;
-                in_doubt = true;
+                asked = true;
                 let inserted = insert_rows(&mut connection, plans).await?;
                 let found = match inserted.len() == plans.len() {
                     true => Vec::new(),
@@ -138,23 +146,32 @@ impl Store {
                 };
                 Ok((inserted, found))
             };
-            match attempt.await {
+            let error = match bounded(attempt).await {
                 Ok(outcome) => return Ok(outcome),
-                Err(error) if is_passing(&error) && Instant::now() < deadline => {
-                    tracing::warn!(error = %error, "setting timers is tried again");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-                Err(error) => {
-                    // What is refused as a whole is not written.
-                    let in_doubt = in_doubt && is_passing(&error);
-                    return Err((unavailable(error), in_doubt));
-                }
+                Err(error) => error,
+            };
+            let (waited, passes) = (is_locked(&error), is_passing(&error));
+            // What is refused as a whole is not written.
+            in_doubt |= asked && passes && !waited;
+            if waited || !passes || Instant::now() >= deadline {
+                return Err(Failed { error: unavailable(error), in_doubt, waited });
             }
+            tracing::warn!(error = %error, "setting timers is tried again");
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 }
 
-/// The ids of those that are new.
+/// Why timers are not set.
+struct Failed {
+    error: Error,
+    /// Whether they may be all the same.
+    in_doubt: bool,
+    /// Whether somebody holds a timer with the same key.
+    waited: bool,
+}
+
+/// The ids of those that are new. Who deletes a timer, and takes his time, keeps those waiting that have its key.
 async fn insert_rows(connection: &mut sqlx::PgConnection, plans: &[Plan]) -> Result<Vec<Uuid>, sqlx::Error> {
     sqlx::query_scalar(
         "insert into timers (id, tenant, created_at, updated_at, execute_at, due_at, callback_type, callback_config,
@@ -165,6 +182,7 @@ async fn insert_rows(connection: &mut sqlx::PgConnection, plans: &[Plan]) -> Res
              $8::text[], $9::text[], $10::text[], $11::bytea[], $12::int[], $13::text[])
              as plan (id, tenant, created_at, execute_at, callback_type, callback_config, destination, options, metadata,
                  idempotency_key, body_hash, attempts_allowed, traceparent)
+         where (select set_config('lock_timeout', '2s', true)) is not null
          on conflict do nothing
          returning id",
     )

@@ -20,7 +20,7 @@ use crate::{
         Usage,
         correct::check_reason,
         query::check_range,
-        record::{check_name, invalid_field},
+        record::{check_name, check_speaks_for_all, invalid_field},
         store::{
             backfills::{self, NewEvent, NewOperation},
             historical::Span,
@@ -60,7 +60,7 @@ impl Usage {
     fn check_window(&self, range: &TimeRange) -> Result<()> {
         match range.from < self.clock.now() - TimeDelta::days(BACKFILL_DAYS) {
             true => {
-                let problem = format_args!("lies more than {BACKFILL_DAYS} days back, which needs the role admin");
+                let problem = format_args!("lies more than {BACKFILL_DAYS} days back, which needs the role elevated");
                 Err(Error::field_as(Code::BackfillWindowExceeded, "time_range.from", problem))
             }
             false => Ok(()),
@@ -74,6 +74,7 @@ impl Usage {
         context: &Context,
     ) -> Result<BackfillAnswer> {
         let request = &request;
+        check_speaks_for_all(context)?;
         check_reason(&request.reason)?;
         check_name("usage_type", Some(&request.usage_type))?;
         check_range("time_range.from", "time_range.to", Some(request.time_range.from), Some(request.time_range.to))?;

@@ -60,20 +60,21 @@ impl Usage {
 
     /// Ends a backfill that is written: from now on the range is open.
     pub(super) async fn finish(&self, id: Uuid) -> Result<()> {
-        self.end(id, Ending::Written).await
+        self.end(id, Ending::Written).await.map(drop)
     }
 
     /// Ends a backfill that is not written. Nothing of it is in the ledger.
     pub(super) async fn give_up(&self, id: Uuid, error: &Error) -> Result<()> {
-        self.end(id, Ending::Failed(error)).await
+        self.end(id, Ending::Failed(error)).await.map(drop)
     }
 
     /// The same, if nobody works on it.
-    pub(super) async fn give_up_pending(&self, id: Uuid, error: &Error) -> Result<()> {
+    pub(super) async fn give_up_pending(&self, id: Uuid, error: &Error) -> Result<bool> {
         self.end(id, Ending::Pending(error)).await
     }
 
-    async fn end(&self, id: Uuid, ending: Ending<'_>) -> Result<()> {
+    /// Whether there was anything to end.
+    async fn end(&self, id: Uuid, ending: Ending<'_>) -> Result<bool> {
         let mut tries = 0;
         let ended = loop {
             match self.try_to_end(id, &ending).await {
@@ -83,10 +84,11 @@ impl Usage {
             }
             sleep(PAUSE).await;
         };
-        if ended.map_err(unavailable)? {
+        let ended = ended.map_err(unavailable)?;
+        if ended {
             self.ranges.changed(&self.database).await;
         }
-        Ok(())
+        Ok(ended)
     }
 
     /// The operation first, which others may hold for a while; then the ranges, which all wait for.

@@ -30,7 +30,7 @@ use crate::{
         usage::{Backfill, CancelBackfill, CommitBackfill, GetBackfill, GetInvoiced, Invoiced, MarkInvoiced},
     },
     error::{Code, Error, Result},
-    usage::audit::Change,
+    usage::{audit::Change, record::check_speaks_for_all},
 };
 
 impl Handle<GetBackfill> for Usage {
@@ -41,6 +41,7 @@ impl Handle<GetBackfill> for Usage {
 
 impl Handle<CommitBackfill> for Usage {
     async fn handle(&self, call: Call<CommitBackfill>) -> Result<Backfill> {
+        check_speaks_for_all(&call.context)?;
         let operation = self.operation(&call.target, call.request.id).await?;
         self.carry_out(&call.target, operation).await
     }
@@ -49,12 +50,12 @@ impl Handle<CommitBackfill> for Usage {
 impl Handle<CancelBackfill> for Usage {
     async fn handle(&self, call: Call<CancelBackfill>) -> Result<Backfill> {
         let (tenant, id) = (&call.target, call.request.id);
+        check_speaks_for_all(&call.context)?;
+        // Of another tenant's, nothing is ended.
+        self.operation(tenant, id).await?;
+        let canceled = self.give_up_pending(id, &Error::new(Code::BackfillConflict, "it was canceled")).await?;
         let operation = self.operation(tenant, id).await?;
-        self.give_up_pending(id, &Error::new(Code::BackfillConflict, "it was canceled")).await?;
-        match operation.status.as_str() {
-            "pending" => self.backfill(tenant, id).await,
-            _ => Err(not_pending(&operation)),
-        }
+        if canceled { operation.shown() } else { Err(not_pending(&operation)) }
     }
 }
 

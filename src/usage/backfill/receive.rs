@@ -16,7 +16,7 @@ use crate::{
     usage::{
         Usage,
         identity::Origin,
-        record::{self, Record, Sent, invalid_field},
+        record::{self, Record, Sent, check_speaks_for_all, invalid_field},
         rules,
         store::{
             backfills::{self, NewEvent},
@@ -36,6 +36,7 @@ impl Handle<SendBackfillEvents> for Usage {
         if !(1..=MOST_EVENTS).contains(&records.len()) {
             return Err(invalid_field("records", format_args!("must have 1 to {MOST_EVENTS}")));
         }
+        check_speaks_for_all(&call.context)?;
         let operation = self.operation(tenant, *id).await?;
         if operation.status != "pending" {
             return Err(not_pending(&operation));

@@ -14,6 +14,7 @@ use crate::{
         Usage,
         correct::check_reason,
         feed,
+        record::check_speaks_for_all,
         store::{
             backfills::{self, Operation},
             ranges::{NewRange, begin_range, keep_range},
@@ -25,6 +26,7 @@ use crate::{
 impl Handle<RevertBackfill> for Usage {
     async fn handle(&self, call: Call<RevertBackfill>) -> Result<Backfill> {
         let (tenant, id, reason) = (&call.target, call.request.id, &call.request.reason);
+        check_speaks_for_all(&call.context)?;
         check_reason(reason)?;
         let operation = self.operation(tenant, id).await?;
         if operation.status != "completed" {

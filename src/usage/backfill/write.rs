@@ -33,7 +33,7 @@ impl Usage {
         let id = operation.id;
         let start = async { backfills::start_operation(&mut *self.database.acquire().await?, id).await };
         if !start.await.map_err(unavailable)? {
-            return Err(not_pending(&operation));
+            return Err(not_pending(&self.operation(tenant, id).await?));
         }
         let usage = self.me.upgrade().ok_or_else(|| Error::unavailable("we are stopping"))?;
         // It goes on without whoever asked for it.

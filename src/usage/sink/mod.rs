@@ -7,6 +7,7 @@
 //! crashes. While one batch is written the next is read.
 
 mod catalog;
+mod hidden;
 mod incoming;
 mod judge;
 mod parking;
@@ -51,6 +52,9 @@ const BATCH: usize = 1000;
 
 /// How often written messages are purged, at most.
 const PURGE: Duration = Duration::from_millis(250);
+
+/// How often it is looked for what is hidden.
+const UNCOVER: Duration = Duration::from_secs(5);
 
 /// How long a shard that has a writer elsewhere is left alone.
 const WAIT: Duration = Duration::from_millis(500);
@@ -114,6 +118,14 @@ enum Interrupted {
     Panicked,
 }
 
+/// What a shard's writer does when it has ended in peace.
+enum After {
+    /// There is more to do.
+    GoOn,
+    /// Somebody else may be writing.
+    Wait,
+}
+
 /// Where a shard could not go on, and how often.
 #[derive(Default)]
 struct Trouble {
@@ -141,7 +153,9 @@ impl Trouble {
 
     fn note(&mut self, interrupted: &Interrupted) {
         match interrupted {
-            Interrupted::Stream(_) | Interrupted::Hangs(_) => self.failures += 1,
+            // It may be the next message that breaks the connection, and all shards read on it.
+            Interrupted::Stream(_) => self.failures = Self::CAREFUL.max(self.failures + 1),
+            Interrupted::Hangs(_) => self.failures += 1,
             Interrupted::Panicked => {
                 self.failures += 1;
                 self.panics += 1;
@@ -184,7 +198,8 @@ impl Sink {
             let writing = AssertUnwindSafe(self.write_shard(shard, &mut trouble, &stop)).catch_unwind();
             let Some(ended) = stop.run_until_cancelled(writing).await else { return };
             match ended.unwrap_or(Err(Interrupted::Panicked)) {
-                Ok(()) => {}
+                Ok(After::GoOn) => continue,
+                Ok(After::Wait) => {}
                 Err(error @ Interrupted::Fenced) => tracing::info!(?shard, "usage: {error}"),
                 Err(error) => {
                     trouble.note(&error);
@@ -201,10 +216,15 @@ impl Sink {
         shard: Shard,
         trouble: &mut Trouble,
         stop: &CancellationToken,
-    ) -> Result<(), Interrupted> {
+    ) -> Result<After, Interrupted> {
         let mut connection = self.database.acquire().await?;
-        if !patient(PATIENCE, take_shard(&mut connection, shard.number())).await? {
-            return Ok(());
+        let taken = patient(PATIENCE, take_shard(&mut connection, shard.number())).await;
+        if taken.is_err() {
+            // It may have the lock all the same.
+            connection.close_on_drop();
+        }
+        if !taken? {
+            return Ok(After::Wait);
         }
         // The lock lasts as long as the connection, so it goes to nobody else.
         let mut connection = connection.detach();
@@ -214,7 +234,8 @@ impl Sink {
         let reader = Reader { sink: self, shard, room: Arc::new(Semaphore::new(ROOM)) };
         let releasing = Reader { sink: self, shard, room: reader.room.clone() };
         if trouble.failures >= Trouble::CAREFUL {
-            return self.write_one(reader, writer, &mut connection, trouble).await;
+            self.write_one(reader, writer, &mut connection, trouble).await?;
+            return Ok(After::GoOn);
         }
         tracing::info!(?shard, position = from, "usage: writes this shard");
         let (batches, read) = mpsc::channel(1024);
@@ -222,11 +243,12 @@ impl Sink {
         let created = writer.stream_created.clone();
         let purging = self.purge(shard, &created, written.subscribe());
         tokio::select! {
-            ended = reader.read(from, batches) => ended.map_err(Interrupted::Stream),
-            ended = self.write(releasing, writer, &mut connection, read, &written) => ended,
-            () = purging => Ok(()),
-            () = stop.cancelled() => Ok(()),
+            ended = reader.read(from, batches) => ended.map_err(Interrupted::Stream)?,
+            ended = self.write(releasing, writer, &mut connection, read, &written) => ended?,
+            () = purging => {}
+            () = stop.cancelled() => {}
         }
+        Ok(After::Wait)
     }
 
     /// In which life of the stream we are, and the last sequence that was written down in it.
@@ -424,8 +446,17 @@ impl Sink {
                     Err(error) => tracing::debug!(?shard, %error, "usage: what is written was not purged"),
                 }
             }
+            if shard == Shard::Strays
+                && let Err(error) = self.uncover().await
+            {
+                tracing::debug!(%error, "usage: what is hidden was not uncovered");
+            }
             sleep(PURGE).await;
-            if written.changed().await.is_err() {
+            let changed = match shard {
+                Shard::Number(_) => written.changed().await,
+                Shard::Strays => timeout(UNCOVER, written.changed()).await.unwrap_or(Ok(())),
+            };
+            if changed.is_err() {
                 return;
             }
         }

@@ -24,7 +24,7 @@ use crate::{
     error::{Code, Error, Result},
     usage::{
         identity::Origin,
-        quarantine,
+        quarantine::{self, REPLAY_HEADER},
         record::{self, Record},
         rules,
         store::{self, Released},
@@ -38,6 +38,9 @@ const BYTES_AHEAD: usize = 8 << 20;
 
 /// How long nothing may come before it is made sure that nothing was lost on the way.
 const QUIET: Duration = Duration::from_secs(2);
+
+/// How long a message that the server has sent may be on its way to us.
+const ON_THE_WAY: Duration = Duration::from_millis(500);
 
 /// By how much the server's clock may be ahead of what it says of its messages: a message has its time before it is on disk, and
 /// is counted after that.
@@ -145,13 +148,19 @@ impl Reader<'_> {
         let messages = consumer.stream().max_messages_per_batch(MESSAGES_AHEAD).max_bytes_per_batch(BYTES_AHEAD);
         let mut messages =
             messages.expires(Duration::from_secs(30)).heartbeat(Duration::from_secs(5)).messages().await?;
-        let mut delivered = 0;
+        let (mut delivered, mut patience) = (0, QUIET);
         loop {
-            let Ok(message) = timeout(QUIET, messages.next()).await else {
+            let Ok(message) = timeout(patience, messages.next()).await else {
                 // What was on the wire when a connection broke counts as delivered, and nobody sends it again.
                 let state = self.state(&consumer.cached_info().name).await?;
-                if state.delivered.consumer_seq != delivered {
-                    return Err("messages were lost on the way".into());
+                match (state.delivered.consumer_seq == delivered, patience) {
+                    (true, _) => patience = QUIET,
+                    // It may have been sent while we asked.
+                    (false, QUIET) => {
+                        patience = ON_THE_WAY;
+                        continue;
+                    }
+                    (false, _) => return Err("messages were lost on the way".into()),
                 }
                 if state.num_pending == 0 && batches.send(self.nothing_until(last, state.ts - MARGIN)).await.is_err() {
                     return Ok(());
@@ -164,7 +173,7 @@ impl Reader<'_> {
             if count != delivered + 1 || message.sequence <= last {
                 return Err(format!("message {} came out of order", message.sequence).into());
             }
-            (last, delivered) = (message.sequence, count);
+            (last, delivered, patience) = (message.sequence, count, QUIET);
             let bytes = message.payload.len();
             let mut received = self.receive(message).await?;
             let cost = (bytes / 1024 + received.items.len()).clamp(1, ROOM) as u32;
@@ -207,7 +216,7 @@ impl Reader<'_> {
             .then(|| record::invalid("the message's headers can't be read"))
             .or_else(|| unsafe_origin(origin, labels.message_id.as_deref(), labels.user.as_deref()));
         let items = match labels.replays && refused.is_none() {
-            true => self.replayed(origin, &payload).await?,
+            true => self.replayed(origin, &payload, at).await?,
             false => {
                 let encoding = Encoding::of(labels.content_type.as_deref());
                 self.items(origin, labels.user.as_deref(), encoding, &payload, at, refused).await?
@@ -334,8 +343,19 @@ impl Reader<'_> {
     }
 
     /// What is asked for from quarantine: entries of this tenant and source, as of the time that they first came.
-    async fn replayed(&self, origin: Origin<'_>, payload: &[u8]) -> Result<Vec<Item>, async_nats::Error> {
-        let mut asked: Vec<quarantine::Entry> = serde_json::from_slice(payload).unwrap_or_default();
+    async fn replayed(
+        &self,
+        origin: Origin<'_>,
+        payload: &Bytes,
+        at: DateTime<Utc>,
+    ) -> Result<Vec<Item>, async_nats::Error> {
+        let mut asked: Vec<quarantine::Entry> = match serde_json::from_slice(payload) {
+            Ok(asked) => asked,
+            Err(_) => {
+                let problem = format!("{}: a message with this header lists entries of quarantine", REPLAY_HEADER);
+                return Ok(whole(payload, at, record::invalid(problem)));
+            }
+        };
         asked.truncate(quarantine::MOST_ENTRIES);
         let ids: Vec<Uuid> = asked.iter().map(|entry| entry.id).collect();
         let waiting = store::waiting(&self.sink.database, origin, &ids, quarantine::MOST_BYTES).await?;

@@ -203,6 +203,7 @@ pub struct Http {
 }
 
 /// What came back.
+#[derive(Debug)]
 pub struct Answer {
     pub status: u16,
     pub headers: reqwest::header::HeaderMap,

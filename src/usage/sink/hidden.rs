@@ -1,0 +1,34 @@
+//! A subject that ends in a literal `>`, which the server lets anybody publish to, is counted by a filter with wildcards, and
+//! neither found nor purged by it. Its messages would stay in the stream for ever.
+
+use serde_json::{Value, json};
+
+use super::{Shard, Sink, incoming::Incoming};
+
+impl Sink {
+    /// Moves what is hidden to a subject where it is found.
+    pub(super) async fn uncover(&self) -> Result<(), async_nats::Error> {
+        let request = json!({ "subjects_filter": self.subjects(Shard::Strays) });
+        let info: Value = self.jetstream.request(format!("STREAM.INFO.{}", self.stream), &request).await?;
+        let subjects = info["state"]["subjects"].as_object().into_iter().flat_map(|subjects| subjects.keys());
+        let stream = self.jetstream.get_stream_no_info(&self.stream).await?;
+        for hidden in subjects.filter(|subject| subject.ends_with('>')) {
+            let (found, mut after) = (format!("{}*", hidden.trim_end_matches('>')), 0);
+            while let Some(message) = Incoming::fetched(&self.jetstream, &self.stream, hidden, after).await? {
+                after = message.sequence as i64;
+                // The subject is a filter here, for others as well.
+                if message.subject != *hidden {
+                    continue;
+                }
+                let put = async || self.jetstream.publish(found.clone(), message.payload.clone()).await?.await;
+                let kept = put().await;
+                stream.delete_message(message.sequence).await?;
+                // The stream was full, perhaps of these.
+                if kept.is_err() {
+                    put().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
