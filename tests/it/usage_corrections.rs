@@ -144,7 +144,9 @@ async fn bad_corrections_change_nothing() {
     // Nor does it touch what is another's, or what is all users'.
     let bobs = http.keep(with(record("calls", "r", 1), "user_id", "bob")).await;
     let range = json!({ "from": ago(60), "to": ago(0) });
-    let backfill = json!({ "usage_type": "calls", "time_range": range, "reason": "x", "replacement_events": [] });
+    let backfill = json!({
+        "usage_type": "calls", "time_range": range, "mode": "blocking", "reason": "x", "replacement_events": [],
+    });
     for refused in [
         bound.amend(&bobs, json!({ "value": 7, "reason": "x" })).await,
         bound.amend(&bobs, json!({ "user_id": "ann", "reason": "x" })).await,
