@@ -454,6 +454,37 @@ async fn an_outcome_that_comes_late_does_not_undo_a_change() {
 }
 
 #[tokio::test]
+async fn an_outcome_is_written_when_it_can_be_whatever_was_in_the_way() {
+    let deployment = Deployment::new().await;
+    let running = deployment.serve_with(soon).await;
+    let http = running.http().key(API_KEY);
+    let receiver = Receiver::start().await;
+    receiver.hold();
+    let timer = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "x") })).await;
+    receiver.has(1).await;
+    let database = deployment.database().await;
+    // As a server is while another takes its place.
+    for statement in [
+        "create sequence tried",
+        "create function refuse() returns trigger language plpgsql as $$
+         begin perform nextval('tried'); raise exception 'read-only' using errcode = '25006'; end $$",
+        "create trigger refuse before insert on timer_attempts for each row execute function refuse()",
+    ] {
+        sqlx::query(statement).execute(&database).await.unwrap();
+    }
+    receiver.let_go();
+    eventually("it was tried again", async || {
+        let tried: i64 = sqlx::query_scalar("select last_value from tried").fetch_one(&database).await.unwrap();
+        (tried > 2).then_some(())
+    })
+    .await;
+    sqlx::query("drop trigger refuse on timer_attempts").execute(&database).await.unwrap();
+    assert_eq!(until(&http, &timer["id"], "completed").await["attempts"], 1);
+    assert_eq!(receiver.received().len(), 1);
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn who_deletes_a_timer_and_takes_his_time_keeps_nobody_else_waiting() {
     let deployment = Deployment::new().await;
     let running = deployment.serve_with(soon).await;
