@@ -63,9 +63,9 @@ impl Context {
         self.named.clone().or_else(key).or_else(|| self.trace.id().map(Arc::from))
     }
 
-    /// Whether somebody can be called that, wherever it is kept.
-    pub fn check_user(field: &str, user: &str) -> Result<()> {
-        match (1..=255).contains(&user.chars().count()) && !user.contains('\0') {
+    /// Whether a short text of a caller's can be kept as it is.
+    pub fn check_text(field: &str, text: &str) -> Result<()> {
+        match (1..=255).contains(&text.chars().count()) && !text.contains('\0') {
             true => Ok(()),
             false => Err(Error::field(field, "must have 1 to 255 characters, and no NUL")),
         }
@@ -141,7 +141,7 @@ impl FromStr for IdempotencyKey {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        Context::check_user(Self::HEADER, text)?;
+        Context::check_text(Self::HEADER, text)?;
         Ok(Self(text.into()))
     }
 }

@@ -223,7 +223,7 @@ async fn reply(answered: Answered, name: &str, meters: &Meters) {
 }
 
 fn user(header: &str) -> Result<Arc<str>> {
-    Context::check_user(Context::USER_HEADER, header)?;
+    Context::check_text(Context::USER_HEADER, header)?;
     Ok(header.into())
 }
 

@@ -125,7 +125,7 @@ impl Handle<CreateKey> for Keys {
         if wanted.roles.is_empty() {
             return Err(Error::field("roles", "must name at least one role"));
         }
-        wanted.user.as_deref().map_or(Ok(()), |user| Context::check_user("user", user))?;
+        wanted.user.as_deref().map_or(Ok(()), |user| Context::check_text("user", user))?;
         if let Some(source) = &wanted.source {
             self.know_source(source).await?;
         }

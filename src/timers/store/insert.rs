@@ -83,11 +83,14 @@ impl Store {
     async fn insert(&self, plans: Vec<Plan>) -> Vec<Result<Inserted>> {
         let (inserted, found) = match self.insert_until_known(&plans).await {
             Ok(outcome) => outcome,
-            // Others need not wait with the one.
-            Err(Failed { waited: true, .. }) if plans.len() > 1 => {
-                let mut answers = Vec::with_capacity(plans.len());
+            // Others need not wait with the one, nor with many.
+            Err(Failed { error, in_doubt: false, waited: true }) if plans.len() > 1 => {
+                let (deadline, mut answers) = (Instant::now() + DEADLINE, Vec::with_capacity(plans.len()));
                 for plan in plans {
-                    answers.extend(Box::pin(self.insert(vec![plan])).await);
+                    match Instant::now() < deadline {
+                        true => answers.extend(Box::pin(self.insert(vec![plan])).await),
+                        false => answers.push(Err(error.share())),
+                    }
                 }
                 return answers;
             }

@@ -1,4 +1,4 @@
-//! A subject that ends in a literal `>`, which the server lets anybody publish to, is counted by a filter with wildcards, and
+//! A subject with a literal `>` for a name, which the server lets anybody publish to, is counted by a filter with wildcards, and
 //! neither found nor purged by it. Its messages would stay in the stream for ever.
 
 use serde_json::{Value, json};
@@ -12,8 +12,8 @@ impl Sink {
         let info: Value = self.jetstream.request(format!("STREAM.INFO.{}", self.stream), &request).await?;
         let subjects = info["state"]["subjects"].as_object().into_iter().flat_map(|subjects| subjects.keys());
         let stream = self.jetstream.get_stream_no_info(&self.stream).await?;
-        for hidden in subjects.filter(|subject| subject.ends_with('>')) {
-            let (found, mut after) = (format!("{}*", hidden.trim_end_matches('>')), 0);
+        for hidden in subjects.filter(|subject| subject.contains('>')) {
+            let (found, mut after) = (hidden.replace('>', "*"), 0);
             while let Some(message) = Incoming::fetched(&self.jetstream, &self.stream, hidden, after).await? {
                 after = message.sequence as i64;
                 // The subject is a filter here, for others as well.

@@ -352,7 +352,7 @@ impl Reader<'_> {
         let mut asked: Vec<quarantine::Entry> = match serde_json::from_slice(payload) {
             Ok(asked) => asked,
             Err(_) => {
-                let problem = format!("{}: a message with this header lists entries of quarantine", REPLAY_HEADER);
+                let problem = format!("{REPLAY_HEADER}: a message with this header lists entries of quarantine");
                 return Ok(whole(payload, at, record::invalid(problem)));
             }
         };
