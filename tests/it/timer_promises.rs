@@ -21,11 +21,15 @@ use crate::{
     timers::{set, to, until},
 };
 
+fn often_swept(config: &mut Config) {
+    soon(config);
+    config.timers.sweep_interval = Duration::from_secs(1);
+}
+
 /// Short times, so that what was left behind is soon found.
 fn hasty(config: &mut Config) {
-    soon(config);
+    often_swept(config);
     config.timers.callback_timeout = Duration::from_secs(1);
-    config.timers.sweep_interval = Duration::from_secs(1);
 }
 
 /// The same for a process of its own.
@@ -400,12 +404,7 @@ async fn changes_that_race_the_runs_of_a_recurring_timer_neither_lose_nor_add_on
 #[tokio::test]
 async fn what_is_known_after_all_wins_over_what_was_not() {
     let deployment = Deployment::new().await;
-    let running = deployment
-        .serve_with(|config| {
-            soon(config);
-            config.timers.sweep_interval = Duration::from_secs(1);
-        })
-        .await;
+    let running = deployment.serve_with(often_swept).await;
     let http = running.http().key(API_KEY);
     let receiver = Receiver::start().await;
     receiver.hold();
@@ -427,12 +426,7 @@ async fn what_is_known_after_all_wins_over_what_was_not() {
 #[tokio::test]
 async fn an_outcome_that_comes_late_does_not_undo_a_change() {
     let deployment = Deployment::new().await;
-    let running = deployment
-        .serve_with(|config| {
-            soon(config);
-            config.timers.sweep_interval = Duration::from_secs(1);
-        })
-        .await;
+    let running = deployment.serve_with(often_swept).await;
     let http = running.http().key(API_KEY);
     let receiver = Receiver::start().await;
     receiver.hold();
