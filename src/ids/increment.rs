@@ -59,7 +59,7 @@ impl Handle<Increment> for Ids {
 impl Handle<SetIncrement> for Ids {
     async fn handle(&self, call: Call<SetIncrement>) -> Result<IncrementConfig> {
         check(&call.request)?;
-        self.until_stored(|| self.set_increment(&call.target, &call.request, call.context.request_id())).await
+        self.registry.until_stored(|| self.set_increment(&call.target, &call.request, call.context.request_id())).await
     }
 }
 

@@ -15,9 +15,6 @@ use crate::{
     registry::{Record, Row},
 };
 
-/// How often a change is made to a key that others change at the same moment.
-const TRIES: usize = 5;
-
 /// The most ids of one request.
 const MAX_SIZE: i64 = 1000;
 
@@ -66,17 +63,6 @@ impl Ids {
     /// The record of a key that must exist.
     pub(super) async fn existing(&self, key: &Name) -> Result<Arc<KeyRecord>> {
         self.find(key).await?.record.ok_or_else(|| Error::new(Code::NotFound, format!("key not found: {key}")))
-    }
-
-    /// Makes a change. Where somebody else changed the key at the same moment, the change is made to what he left.
-    pub(super) async fn until_stored<T, F: Future<Output = Result<T>>>(&self, change: impl Fn() -> F) -> Result<T> {
-        for _ in 1..TRIES {
-            match change().await {
-                Err(error) if error.code == Code::Conflict => self.registry.catch_up().await?,
-                changed => return changed,
-            }
-        }
-        change().await
     }
 
     /// Stores what a key is from now on; made anew, or as it was with other settings.

@@ -382,7 +382,7 @@ impl Handle<SetSnowflake> for Ids {
     async fn handle(&self, call: Call<SetSnowflake>) -> Result<SnowflakeConfig> {
         check_name(&call.request.name)?;
         layout(&call.request).check(self.clock.now())?;
-        self.until_stored(|| self.set_snowflake(&call.target, &call.request, call.context.request_id())).await
+        self.registry.until_stored(|| self.set_snowflake(&call.target, &call.request, call.context.request_id())).await
     }
 }
 

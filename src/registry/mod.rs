@@ -25,6 +25,9 @@ use crate::{
     usage::{SourceRecord, TenantLimits},
 };
 
+/// How often a change is made to a record that others change at the same moment.
+const TRIES: usize = 5;
+
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct Registry {
@@ -166,6 +169,17 @@ impl Registry {
             Ok(_) => Ok(()),
             Err(_) => Err(Error::unavailable("this instance has not seen the newest registry yet")),
         }
+    }
+
+    /// Makes a change. Where somebody else changed the same record at the same moment, the change is made to what he left.
+    pub async fn until_stored<T, F: Future<Output = Result<T>>>(&self, change: impl Fn() -> F) -> Result<T> {
+        for _ in 1..TRIES {
+            match change().await {
+                Err(error) if error.code == Code::Conflict => self.catch_up().await?,
+                changed => return changed,
+            }
+        }
+        change().await
     }
 
     /// Stores a record if nobody changed it since `revision` (0: it must be new), and returns when this instance sees it.

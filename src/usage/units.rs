@@ -161,26 +161,22 @@ impl Handle<ListUnits> for Usage {
 
 impl Handle<RegisterSource> for Usage {
     async fn handle(&self, call: Call<RegisterSource>) -> Result<Source> {
-        let name = call.request.name;
         self.reachable()?;
-        let Row { record, revision } = self.registry.find(&self.registry.sources, &name).await.map_err(unavailable)?;
+        let register = || self.register_source(&call.request.name, &call.context);
+        self.registry.until_stored(register).await.map_err(unavailable)
+    }
+}
+
+impl Usage {
+    async fn register_source(&self, name: &Name, context: &Context) -> Result<Source> {
+        let Row { record, revision } = self.registry.find(&self.registry.sources, name).await?;
         if let Some(known) = record {
-            return Ok(Source { name, created_at: known.created_at, repeated: true });
+            return Ok(Source { name: name.clone(), created_at: known.created_at, repeated: true });
         }
         let record = SourceRecord { created_at: self.clock.now() };
         let change = Change { operation: "source-register", tenant: None, details: json!({ "name": name }) };
-        let made = self.audited(change, &call.context, self.registry.store(&name, &record, revision)).await;
-        match made {
-            Ok(()) => Ok(Source { name, created_at: record.created_at, repeated: false }),
-            Err(error) if error.code == Code::Conflict => {
-                self.registry.catch_up().await.map_err(unavailable)?;
-                match self.registry.sources.get(name.as_str()).record {
-                    Some(known) => Ok(Source { name, created_at: known.created_at, repeated: true }),
-                    None => Err(error),
-                }
-            }
-            Err(error) => Err(unavailable(error)),
-        }
+        self.audited(change, context, self.registry.store(name, &record, revision)).await?;
+        Ok(Source { name: name.clone(), created_at: record.created_at, repeated: false })
     }
 }
 

@@ -401,15 +401,23 @@ async fn changes_that_race_the_runs_of_a_recurring_timer_neither_lose_nor_add_on
     }
 }
 
+/// A timer whose callback has come, and is not answered before the receiver is let go.
+async fn called(http: &Http, receiver: &Receiver, mut timer: Value) -> Value {
+    receiver.hold();
+    timer["execute_in"] = json!("5ms");
+    timer["callback"] = to(receiver, "x");
+    let timer = set(http, timer).await;
+    receiver.has(1).await;
+    timer
+}
+
 #[tokio::test]
 async fn what_is_known_after_all_wins_over_what_was_not() {
     let deployment = Deployment::new().await;
     let running = deployment.serve_with(often_swept).await;
     let http = running.http().key(API_KEY);
     let receiver = Receiver::start().await;
-    receiver.hold();
-    let timer = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "x") })).await;
-    receiver.has(1).await;
+    let timer = called(&http, &receiver, json!({})).await;
     until(&http, &timer["id"], "executing").await;
     // As if PostgreSQL had been away for longer than the claim lasts.
     let expire = sqlx::query("update timers set claim_until = now() - interval '1 second'");
@@ -429,10 +437,7 @@ async fn an_outcome_that_comes_late_does_not_undo_a_change() {
     let running = deployment.serve_with(often_swept).await;
     let http = running.http().key(API_KEY);
     let receiver = Receiver::start().await;
-    receiver.hold();
-    let recurring = json!({ "execute_in": "5ms", "callback": to(&receiver, "x"), "recurrence": { "every": "1h" } });
-    let timer = set(&http, recurring).await;
-    receiver.has(1).await;
+    let timer = called(&http, &receiver, json!({ "recurrence": { "every": "1h" } })).await;
     until(&http, &timer["id"], "executing").await;
     let database = deployment.database().await;
     sqlx::query("update timers set claim_until = now() - interval '1 second'").execute(&database).await.unwrap();
@@ -453,9 +458,7 @@ async fn an_outcome_is_written_when_it_can_be_whatever_was_in_the_way() {
     let running = deployment.serve_with(soon).await;
     let http = running.http().key(API_KEY);
     let receiver = Receiver::start().await;
-    receiver.hold();
-    let timer = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "x") })).await;
-    receiver.has(1).await;
+    let timer = called(&http, &receiver, json!({})).await;
     let database = deployment.database().await;
     // As a server is while another takes its place.
     for statement in [
@@ -517,9 +520,7 @@ async fn a_row_that_somebody_holds_costs_no_more_than_one_connection() {
     let running = deployment.serve_with(soon).await;
     let http = running.http().key(API_KEY);
     let receiver = Receiver::start().await;
-    receiver.hold();
-    let timer = set(&http, json!({ "execute_in": "5ms", "callback": to(&receiver, "x") })).await;
-    receiver.has(1).await;
+    let timer = called(&http, &receiver, json!({})).await;
     let database = deployment.database().await;
     let held = hold(&database, timer["id"].as_str().unwrap()).await;
     receiver.let_go();

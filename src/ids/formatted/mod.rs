@@ -112,7 +112,9 @@ impl Handle<Formatted> for Ids {
 impl Handle<SetFormatted> for Ids {
     async fn handle(&self, call: Call<SetFormatted>) -> Result<FormattedConfig> {
         check_name(&call.request.name)?;
-        self.until_stored(|| self.set_formatted(&call.target, call.request.clone(), call.context.request_id())).await
+        self.registry
+            .until_stored(|| self.set_formatted(&call.target, call.request.clone(), call.context.request_id()))
+            .await
     }
 }
 

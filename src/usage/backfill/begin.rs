@@ -95,7 +95,7 @@ impl Usage {
         let id = Uuid::now_v7();
         let range = (request.time_range.from, request.time_range.to);
         let (events, rejected) =
-            self.read_events(id, (tenant, source), &of_type, range, &request.replacement_events, context)?;
+            self.read_events(id, (tenant, source), &of_type, range, &request.replacement_events)?;
         if let Some(first) = rejected.into_iter().next() {
             let (index, error) = (first.index, Error::from(first.reason));
             let message = format!("replacement_events[{index}]: {}", error.message);

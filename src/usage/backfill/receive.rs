@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::not_pending;
 use crate::{
     api::{
-        Call, Context, Handle, Json, Name,
+        Call, Handle, Json, Name,
         usage::{BackfillEvents, BackfillReceived, MOST_EVENTS, MetricKind, Rejection, SendBackfillEvents},
     },
     error::{Code, Error, Result},
@@ -47,8 +47,7 @@ impl Handle<SendBackfillEvents> for Usage {
         self.admit_events(tenant, records.len())?;
         let of_type = self.known_type(&operation.usage_type).await?;
         let range = (operation.range_start, operation.range_end);
-        let (events, mut rejected) =
-            self.read_events(*id, (tenant, source), &of_type, range, records, &call.context)?;
+        let (events, mut rejected) = self.read_events(*id, (tenant, source), &of_type, range, records)?;
         let (accepted, conflicts) = self.keep_events(*id, &events).await?;
         rejected.extend(conflicts);
         rejected.sort_by_key(|rejection| rejection.index);
@@ -89,7 +88,6 @@ impl Usage {
         of_type: &Type,
         range: (DateTime<Utc>, DateTime<Utc>),
         events: &[Json],
-        context: &Context,
     ) -> Result<(Vec<NewEvent>, Vec<Rejection>)> {
         let namespace = id.to_string();
         let most_bytes = self.limits.of(tenant.as_str(), source.as_str()).max_record_bytes();
@@ -99,7 +97,7 @@ impl Usage {
             let source: Name = source.parse().map_err(|_| invalid_field("source_id", "is no name of a source"))?;
             sent.check_digits()?;
             let origin = Origin { tenant: tenant.as_str(), source: source.as_str() };
-            let record = sent.read(&namespace, origin, context.user.as_deref())?;
+            let record = sent.read(&namespace, origin, None)?;
             if record.usage_type != of_type.unit.name {
                 return Err(invalid_field("usage_type", "is not the backfill's"));
             }

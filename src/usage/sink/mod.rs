@@ -53,9 +53,6 @@ const BATCH: usize = 1000;
 /// How often written messages are purged, at most.
 const PURGE: Duration = Duration::from_millis(250);
 
-/// How often it is looked for what is hidden.
-const UNCOVER: Duration = Duration::from_secs(5);
-
 /// How long a shard that has a writer elsewhere is left alone.
 const WAIT: Duration = Duration::from_millis(500);
 
@@ -246,6 +243,7 @@ impl Sink {
             ended = reader.read(from, batches) => ended.map_err(Interrupted::Stream)?,
             ended = self.write(releasing, writer, &mut connection, read, &written) => ended?,
             () = purging => {}
+            () = self.keep_uncovering(), if shard == Shard::Strays => {}
             () = stop.cancelled() => {}
         }
         Ok(After::Wait)
@@ -446,17 +444,8 @@ impl Sink {
                     Err(error) => tracing::debug!(?shard, %error, "usage: what is written was not purged"),
                 }
             }
-            if shard == Shard::Strays
-                && let Err(error) = self.uncover().await
-            {
-                tracing::debug!(%error, "usage: what is hidden was not uncovered");
-            }
             sleep(PURGE).await;
-            let changed = match shard {
-                Shard::Number(_) => written.changed().await,
-                Shard::Strays => timeout(UNCOVER, written.changed()).await.unwrap_or(Ok(())),
-            };
-            if changed.is_err() {
+            if written.changed().await.is_err() {
                 return;
             }
         }

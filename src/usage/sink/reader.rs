@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use super::{ROOM, Shard, Sink, incoming::Incoming};
 use crate::{
-    api::{Encoding, Name},
+    api::{Context, Encoding, Name},
     error::{Code, Error, Result},
     usage::{
         identity::Origin,
@@ -385,8 +385,8 @@ fn unsafe_origin(origin: Origin<'_>, message_id: Option<&str>, user: Option<&str
     if tenant.parse::<Name>().is_err() || source.parse::<Name>().is_err() {
         return Some(record::invalid("tenant and source must be 1 to 255 letters, digits, '_' or '-'"));
     }
-    if user.is_some_and(|user| user.is_empty() || record::cut(user) != user) {
-        return Some(record::invalid("Tidemark-User: must have 1 to 255 characters, and no NUL"));
+    if let Some(Err(error)) = user.map(|user| Context::check_text(Context::USER_HEADER, user)) {
+        return Some(record::invalid(error.message));
     }
     let safe = |id: &str| {
         let rest = id.strip_prefix(tenant)?.strip_prefix('.')?.strip_prefix(source)?.strip_prefix('.')?;
