@@ -5,6 +5,7 @@ use std::{collections::HashMap, fmt, path::Path, path::PathBuf, str::FromStr, ti
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
 use sqlx::postgres::PgConnectOptions;
+use tracing::level_filters::LevelFilter;
 
 use crate::{
     api::{
@@ -92,6 +93,8 @@ pub struct Http {
     pub port: u16,
     #[serde(with = "humantime_serde")]
     pub request_timeout: Duration,
+    #[serde(with = "humantime_serde")]
+    pub idle_timeout: Duration,
     pub body_limit: usize,
     #[serde(deserialize_with = "networks")]
     pub trusted_proxies: Vec<IpNet>,
@@ -143,13 +146,6 @@ pub struct Stages {
     #[serde(with = "humantime_serde")]
     pub idempotency_window: Duration,
     pub rate_limit: RateLimit,
-}
-
-impl Stages {
-    /// How many stages there can be.
-    pub fn most(&self) -> i64 {
-        i64::from(LAST_STAGE) - self.first_id + 1
-    }
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -308,16 +304,14 @@ impl Config {
             Some(path) => Some(path.to_owned()),
             None => Some(PathBuf::from("tidemark.toml")).filter(|path| path.exists()),
         };
-        let text = file
-            .map(|path| std::fs::read_to_string(&path).map_err(|error| Refused(format!("{}: {error}", path.display()))))
-            .transpose()?;
+        let text = file.as_deref().map(read).transpose()?;
         // What is no text can't be one of ours.
         let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
         let variables = variables.map(|(name, value)| (name, value.to_string_lossy().into_owned()));
         Self::from_parts(text.as_deref(), variables.collect())
     }
 
-    /// The same from text and given variables.
+    /// The same from text, which is TOML, and given variables.
     pub fn from_parts(file: Option<&str>, environment: HashMap<String, String>) -> Result<Self, Refused> {
         let toml = |text: &str| config::File::from_str(text, config::FileFormat::Toml);
         let mut sources = config::Config::builder().add_source(toml(DEFAULTS));
@@ -383,6 +377,7 @@ impl Config {
         }
         for (key, duration) in [
             ("http.request_timeout", self.http.request_timeout),
+            ("http.idle_timeout", self.http.idle_timeout),
             ("watermark.deadline", self.watermark.deadline),
             ("watermark.idempotency_window", self.watermark.idempotency_window),
             ("stages.idempotency_window", self.stages.idempotency_window),
@@ -406,8 +401,15 @@ impl Config {
         if self.usage.answer_within >= self.http.request_timeout {
             return refuse("usage.answer_within", "must be below http.request_timeout, which would cut it off".into());
         }
+        // Taken for the name of a part of the program, a misspelt level would silence everything.
+        let is_level = |word: &str| word.contains(['=', '[']) || word.trim().parse::<LevelFilter>().is_ok();
+        if let Some(word) = self.telemetry.log_level.split(',').find(|word| !is_level(word)) {
+            let why = format!("{word:?} is none of off, error, warn, info, debug and trace");
+            return refuse("telemetry.log_level", why);
+        }
         let century = Duration::from_secs(100 * 365 * 86_400);
         for (key, duration) in [
+            ("http.idle_timeout", self.http.idle_timeout),
             ("watermark.idempotency_window", self.watermark.idempotency_window),
             ("ids.token_ttl", self.ids.token_ttl),
             ("ids.lease_ttl", self.ids.lease_ttl),
@@ -539,6 +541,14 @@ fn some_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<St
     list(deserializer).map(Some)
 }
 
+/// The text of a file. What is no TOML is refused here, where the file has a name.
+fn read(path: &Path) -> Result<String, Refused> {
+    let refused = |problem: &dyn fmt::Display| Refused(format!("{}: {problem}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| refused(&error))?;
+    text.parse::<toml::Table>().map_err(|error| refused(&error))?;
+    Ok(text)
+}
+
 /// Networks, and addresses as networks of one.
 fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
     struct Network(IpNet);
@@ -593,6 +603,11 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_the_program_may_have_levels_of_their_own() {
+        load("[telemetry]\nlog_level = 'info, sqlx=warn,tidemark[http]=debug'", &[]).unwrap();
+    }
+
+    #[test]
     fn nonsense_is_refused_and_named() {
         for (file, environment, expected) in [
             ("[http]\nprot = 1", ("X", ""), "prot"),
@@ -631,6 +646,8 @@ mod tests {
             ("[http]\ntrusted_proxies = ['10.0.0.0/33']", ("X", ""), "http.trusted_proxies: \"10.0.0.0/33\" is no"),
             ("[stages]\nfirst_id = 2147483648", ("X", ""), "stages.first_id: must lie between 1 and 2147483647"),
             ("[stages.rate_limit]\nwindow = '10ms'", ("X", ""), "stages.rate_limit.window"),
+            ("[telemetry]\nlog_level = 'zzz'", ("X", ""), "telemetry.log_level: \"zzz\" is none of off, error"),
+            ("[telemetry]\nlog_level = 'info,sqlx'", ("X", ""), "telemetry.log_level: \"sqlx\""),
             ("not toml", ("X", ""), "TOML"),
         ] {
             let refused = load(file, &[environment]).expect_err(file).to_string();

@@ -99,10 +99,14 @@ async fn examine_nats(config: &Config, findings: &mut Vec<Finding>) {
         match &info {
             Ok(info) if info["error"]["code"] == 503 => Err("not enabled: configure jetstream on the server".into()),
             Ok(_) => Ok("answers".into()),
-            Err(problem) => Err(format!("{problem}: is JetStream enabled for this account?")),
+            Err(problem) => Err(format!(
+                "{problem}: is JetStream enabled for this account, and are these the service's own credentials?"
+            )),
         },
     );
-    if let Some(time) = info.ok().and_then(|info| info["ts"].as_str()?.parse().ok()) {
+    // Who is not answered now would wait for every stream.
+    let Ok(info) = info else { return };
+    if let Some(time) = info["ts"].as_str().and_then(|text| text.parse().ok()) {
         find("NATS clock", skew(time, asked.elapsed()));
     }
     for declaration in &declarations {

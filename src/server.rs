@@ -148,9 +148,8 @@ impl Server {
             let Some(listener) = listener else { continue };
             let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
             tracing::info!(address, "HTTP listens");
-            let (routes, stopped) = (routes(self.app.clone()), leaving.clone().cancelled_owned());
-            let service = routes.into_make_service_with_connect_info::<SocketAddr>();
-            http.spawn(async move { axum::serve(listener, service).with_graceful_shutdown(stopped).await });
+            let (routes, idle_timeout) = (routes(self.app.clone()), self.config.http.idle_timeout);
+            http.spawn(http::serve(listener, routes, idle_timeout, leaving.clone()));
         }
         let started = tokio::select! {
             () = stop.cancelled() => None,
@@ -171,12 +170,7 @@ impl Server {
     }
 
     /// Requests under way finish; what was reserved is given back, also when some caller does not let go.
-    async fn drain(
-        &self,
-        running: Option<Running>,
-        mut http: JoinSet<std::io::Result<()>>,
-        background: CancellationToken,
-    ) {
+    async fn drain(&self, running: Option<Running>, mut http: JoinSet<()>, background: CancellationToken) {
         let limit = self.config.shutdown.drain_timeout;
         let http = timeout(limit, async { while http.join_next().await.is_some() {} });
         let Some(Running { connections, services, ids, timers, usage, leases }) = running else {
@@ -280,7 +274,8 @@ impl Server {
             });
         }
         if self.config.roles.contains(&Role::Stages) {
-            Arc::new(Stages::new(jetstream.clone(), events.clone(), &self.config, name.clone())).host(&mut hosted);
+            let stages = Stages::new(jetstream.clone(), events.clone(), &self.config, clock.clone(), name.clone());
+            Arc::new(stages).host(&mut hosted);
         }
         let timers = match self.config.roles.contains(&Role::Timers) {
             false => None,

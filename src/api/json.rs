@@ -1,8 +1,10 @@
 //! JSON that passes through.
 
+use std::{fmt, marker::PhantomData};
+
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{DeserializeOwned, Error as _},
+    de::{DeserializeOwned, Error as _, MapAccess, Visitor},
     ser::Error as _,
 };
 use serde_json::{Number, Value};
@@ -37,6 +39,31 @@ pub fn altered(value: &Value) -> Option<&Number> {
         Value::Array(values) => values.iter().find_map(altered),
         Value::Object(members) => members.values().find_map(altered),
         _ => None,
+    }
+}
+
+/// The members of an object as they came: one that is given twice is there twice.
+pub struct Members<V>(pub Vec<(String, V)>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Members<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader<V>(PhantomData<V>);
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Reader<V> {
+            type Value = Members<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<V>, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(Reader(PhantomData))
     }
 }
 

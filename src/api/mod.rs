@@ -21,6 +21,7 @@ pub mod usage;
 
 pub use call::{Call, Context, Handle, IdempotencyKey, ReplyHeaders};
 pub use encoding::{Encoding, named, unpacking};
+pub(crate) use json::Members;
 pub use json::{Json, altered};
 pub use name::{Name, Target};
 pub use operation::{Info, Method, NoParameters, Operation, Route, Visitor};

@@ -15,16 +15,17 @@ use crate::{
     noid::Pools,
     registry::Registry,
     stages::Stages,
-    timers, usage, watermark,
+    timers, usage,
+    watermark::{self, Passed},
 };
 
 /// What was passed over.
 #[derive(Debug)]
 pub struct Jumped {
-    pub counters: usize,
+    pub counters: Passed,
     pub snowflake_keys: usize,
-    pub pools: usize,
-    pub stages: usize,
+    pub pools: Passed,
+    pub stages: Passed,
     /// The next stage's id.
     pub next_stage: i64,
     /// Timers that wait to be resumed.
@@ -57,8 +58,8 @@ pub async fn past_what_was_given(
     let pools =
         Pools::new(watermark::bucket(context.clone(), prefix), events.clone(), config, clock.clone(), instance.clone());
     let pools = pools.jump(margins.numbers as usize).await?;
-    let stages = Stages::new(context, events, config, instance);
-    let (stages, next_stage) = stages.jump(numbers).await?;
+    let stages = Stages::new(context, events, config, clock, instance);
+    let (stages, next_stage) = stages.jump(margins.numbers).await?;
     usage::forget_positions(database).await?;
     let paused_timers = timers::pause_what_may_have_fired(database, pause_timers).await?;
     stop.cancel();

@@ -6,10 +6,12 @@
 //!
 //! - [`snapshot`]: streams, as JetStream itself saves and restores them.
 //! - [`dump`]: PostgreSQL, by its own `pg_dump` and `pg_restore`.
+//! - [`seal`]: whether the files are still what they were.
 //! - [`jump`]: what is passed over afterwards.
 
 mod dump;
 mod jump;
+mod seal;
 mod snapshot;
 
 use std::{
@@ -31,6 +33,7 @@ use crate::{
 };
 
 pub use jump::Jumped;
+use seal::Seal;
 use snapshot::Saved;
 
 const MANIFEST: &str = "manifest.json";
@@ -48,6 +51,7 @@ pub struct Manifest {
     prefix: String,
     streams: Vec<Saved>,
     pub historical: bool,
+    files: Seal,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +110,7 @@ pub async fn backup(config: &Config, folder: &Path, say: &mut dyn FnMut(String))
         prefix: config.nats.prefix.to_string(),
         streams,
         historical: historical.is_some(),
+        files: seal::of(folder).await?,
     };
     // Last: a folder without it is no backup.
     let text = serde_json::to_string_pretty(&manifest).expect("a manifest is JSON");
@@ -155,7 +160,7 @@ pub async fn restore(
     let (context, declarations) = (jetstream::jetstream_context(&nats), jetstream::declarations(config));
     let pool = database::pool(&config.database)?;
     // Everything that can be known is looked at before anything is touched.
-    manifest.streams.iter().try_for_each(|saved| snapshot::check(saved, folder))?;
+    seal::check(folder, &manifest.files).await?;
     dump::check(&config.database, &folder.join(POSTGRES)).await?;
     if let Some(database) = &historical {
         dump::check(database, &folder.join(HISTORICAL)).await?;

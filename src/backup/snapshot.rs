@@ -9,7 +9,7 @@ use std::{
 };
 
 use async_nats::{
-    Client, StatusCode,
+    Client, RequestError, RequestErrorKind, StatusCode,
     jetstream::{Context, ErrorCode},
 };
 use bytes::Bytes;
@@ -93,17 +93,6 @@ async fn save_once(nats: &Client, stream: &str, folder: &Path) -> Result<Saved> 
     Ok(Saved { stream: stream.into(), messages, bytes, config, state })
 }
 
-/// Whether the file is as long as it was.
-pub fn check(saved: &Saved, folder: &Path) -> Result<()> {
-    let path = folder.join(file_name(&saved.stream));
-    match super::size(&path)? {
-        size if size == saved.bytes => Ok(()),
-        size => {
-            Err(BackupError::Folder { path, problem: format!("has {size} bytes, and should have {}", saved.bytes) })
-        }
-    }
-}
-
 /// Puts a saved stream back. There must be none of its name.
 pub async fn load(nats: &Client, saved: &Saved, folder: &Path) -> Result<()> {
     let failed = |problem: String| BackupError::Stream { stream: saved.stream.clone(), problem };
@@ -148,7 +137,11 @@ pub async fn remove(context: &Context, stream: &str) -> Result<()> {
 
 async fn ask(nats: &Client, subject: &str, body: Bytes) -> Result<Value, String> {
     let request = async_nats::Request::new().payload(body).timeout(Some(PATIENCE));
-    let reply = nats.send_request(subject.to_owned(), request).await.map_err(|error| error.to_string())?;
+    let unanswered = |error: RequestError| match error.kind() {
+        RequestErrorKind::TimedOut => "no answer: are these the service's own credentials?".to_owned(),
+        _ => error.to_string(),
+    };
+    let reply = nats.send_request(subject.to_owned(), request).await.map_err(unanswered)?;
     // Chunks are acknowledged by nothing at all.
     if reply.payload.is_empty() {
         return Ok(Value::Null);

@@ -10,7 +10,9 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::{
-    Failure, print, print_row,
+    Failure,
+    lines::Beside,
+    print, print_row,
     records::{Format, Records},
     show,
 };
@@ -23,7 +25,7 @@ use crate::{
         },
     },
     client::Client,
-    error::Code,
+    error::{Code, Error},
 };
 
 /// Records of one request.
@@ -52,6 +54,12 @@ pub struct BackfillOptions {
     /// Show what would change, and change nothing (up to 10,000 records)
     #[arg(long)]
     dry_run: bool,
+    /// However far back; more than 90 days need it. For the operator
+    #[arg(long)]
+    elevated: bool,
+    /// Replace the range by nothing, if nothing comes
+    #[arg(long)]
+    allow_empty: bool,
     /// What the records come from, where they don't say
     #[arg(long, env = "TIDEMARK_SOURCE", default_value = "default")]
     source: Name,
@@ -75,7 +83,8 @@ impl BackfillOptions {
 }
 
 pub async fn run(client: &Client, tenant: &Name, options: BackfillOptions, json: bool) -> Result<(), Failure> {
-    let mut lines = Records::of_stdin(options.format);
+    // There is a bar for what was sent already.
+    let mut lines = Records::of_stdin(options.format, Beside::AnotherBar);
     if options.dry_run {
         let mut events = Vec::new();
         while let Some(record) = lines.next()? {
@@ -84,18 +93,24 @@ pub async fn run(client: &Client, tenant: &Name, options: BackfillOptions, json:
                 return Err(Failure(format!("a dry run takes {MOST_EVENTS} records at most")));
             }
         }
-        let answer = client.submit_backfill(tenant, &options.source, &options.request(events)).await?;
+        let answer = submit(client, tenant, &options, events).await?;
         let BackfillAnswer::Preview(preview) = answer else {
             return Err(Failure("it was no dry run".into()));
         };
         return show(json, &preview, || print_preview(&preview));
     }
-    let answer = client.submit_backfill(tenant, &options.source, &options.request(Vec::new())).await?;
+    let answer = submit(client, tenant, &options, Vec::new()).await?;
     let BackfillAnswer::Operation(begun) = answer else {
         return Err(Failure("it was a dry run".into()));
     };
     let id = begun.id;
-    let sent = send_all(client, tenant, &options.source, id, &mut lines).await;
+    let sent = match send_all(client, tenant, &options.source, id, &mut lines).await {
+        // A pipe that failed has nothing in it either.
+        Ok(0) if !options.allow_empty => {
+            Err(Failure("no records came; --allow-empty replaces the range by nothing".into()))
+        }
+        sent => sent,
+    };
     if let Err(failure) = sent {
         // Nothing has changed, and the range is free again.
         client.cancel_backfill(tenant, &BackfillId { id }).await.ok();
@@ -109,7 +124,27 @@ pub async fn run(client: &Client, tenant: &Name, options: BackfillOptions, json:
     }
 }
 
-async fn send_all(client: &Client, tenant: &Name, source: &Name, id: Uuid, lines: &mut Records) -> Result<(), Failure> {
+async fn submit(
+    client: &Client,
+    tenant: &Name,
+    options: &BackfillOptions,
+    events: Vec<Json>,
+) -> Result<BackfillAnswer, Error> {
+    let request = options.request(events);
+    match options.elevated {
+        false => client.submit_backfill(tenant, &options.source, &request).await,
+        true => client.submit_elevated_backfill(tenant, &options.source, &request).await,
+    }
+}
+
+/// Sends what there is: so many records.
+async fn send_all(
+    client: &Client,
+    tenant: &Name,
+    source: &Name,
+    id: Uuid,
+    lines: &mut Records,
+) -> Result<u64, Failure> {
     let bar = ProgressBar::new_spinner().with_message("records sent");
     bar.set_style(ProgressStyle::with_template("{spinner} {human_pos} {msg}, {per_sec}").expect("a valid template"));
     let mut part = Vec::with_capacity(PART);
@@ -124,7 +159,7 @@ async fn send_all(client: &Client, tenant: &Name, source: &Name, id: Uuid, lines
         }
         if is_last {
             bar.finish_and_clear();
-            return Ok(());
+            return Ok(bar.position());
         }
     }
 }

@@ -55,10 +55,16 @@ pub async fn restore(config: &Config, options: RestoreOptions) -> Outcome {
     let wanted = Restore { margins, pause_timers: options.pause_timers, replace: options.replace };
     let (margins, jumped) = backup::restore(config, &options.folder, wanted, &mut say).await?;
     let (margin, from) = (margins.numbers, manifest.begun_at);
-    print(format_args!("{} keys and {} pools have passed over {margin} ids", jumped.counters, jumped.pools))?;
+    let (counters, pools, stages) = (&jumped.counters, &jumped.pools, &jumped.stages);
+    print(format_args!("{} keys and {} pools have passed over {margin} ids", counters.keys, pools.keys))?;
+    for (what, passed) in [("the key", counters), ("the pool", pools), ("what is in stage", stages)] {
+        for broken in &passed.broken {
+            print(format_args!("{what} {broken} is broken, as it was in the backup, and gives nothing"))?;
+        }
+    }
     print(format_args!(
         "the next stage is {}; props and acts of {} stages go on further up",
-        jumped.next_stage, jumped.stages
+        jumped.next_stage, stages.keys
     ))?;
     print(format_args!(
         "{} snowflake keys lend no worker id that may be in use for {}; who had one asks for another",

@@ -58,7 +58,7 @@ fn progress(rows: usize) -> ProgressBar {
 }
 
 fn show(rows: &[Row]) -> Result<(), Failure> {
-    screen::Table::of(&["what", "measured", "goal", "", "from"], rows, |row| {
+    screen::Table::of(["what", "measured", "goal", "", "from"], rows, |row| {
         let measured = &row.measured;
         let (figure, goal) = (measured.unit.show(measured.figure), measured.unit.show(measured.goal));
         let verdict = screen::state(if row.is_ok() { "met" } else { "MISSED" });

@@ -95,6 +95,12 @@ pub struct IncrementOptions {
     /// From one id to the next
     #[arg(long, default_value_t = 1)]
     delta: i64,
+    /// The widest step that a request may ask for
+    #[arg(long, default_value_t = 100, value_name = "DELTA")]
+    max_request_delta: i64,
+    /// Steps are of random width, up to delta
+    #[arg(long)]
+    rand_delta: bool,
     /// The last id there is
     #[arg(long)]
     max: Option<i64>,
@@ -180,7 +186,7 @@ async fn config(client: &Client, verb: ConfigVerb, json: bool) -> Result<(), Fai
             let keys = all(client, beginning).await?;
             show(json, &keys, || {
                 let cells = |key: &ConfigSummary| vec![key.key.to_string(), key.id_type.as_str().into()];
-                screen::Table::of(&["key", "type"], &keys, cells)
+                screen::Table::of(["key", "type"], &keys, cells)
             })
         }
         ConfigVerb::Show { key } => {
@@ -192,9 +198,10 @@ async fn config(client: &Client, verb: ConfigVerb, json: bool) -> Result<(), Fai
                 IdType::Snowflake => print_pretty(&client.get_snowflake(&key, nothing).await?, json),
             }
         }
-        ConfigVerb::SetIncrement(IncrementOptions { key, base, delta, max, strict, name }) => {
+        ConfigVerb::SetIncrement(options) => {
+            let IncrementOptions { key, base, delta, max_request_delta, rand_delta, max, strict, name } = options;
             let mode = if strict { Mode::Strict } else { Mode::Range };
-            let settings = IncrementSettings { name, delta, max, mode, ..IncrementSettings::from_base(base) };
+            let settings = IncrementSettings { name, base, delta, max_request_delta, rand_delta, mode, max };
             show_increment(&client.set_increment(&key, &settings).await?, json)
         }
         ConfigVerb::SetFormatted { key, file } => {
@@ -228,6 +235,7 @@ fn show_increment(key: &IncrementConfig, json: bool) -> Result<(), Failure> {
         print_row("current", &key.current)?;
         print_row("base", &key.base)?;
         print_row("delta", &key.delta)?;
+        print_row("most asked", &key.max_request_delta)?;
         print_row("mode", &if key.mode == Mode::Strict { "strict" } else { "range" })?;
         key.max.as_ref().map_or(Ok(()), |max| print_row("max", max))?;
         print_row("updated", &screen::moment(key.updated_at))

@@ -41,7 +41,7 @@ pub async fn run(config: &Config, options: Options) -> Outcome {
     if reports.is_empty() {
         return Err(Failure("no instance answers".into()));
     }
-    screen::Table::of(&["number", "instance", "roles", "version", "started", "ranges held"], reports, cells)?;
+    screen::Table::of(["number", "instance", "roles", "version", "started", "ranges held"], reports, cells)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -74,11 +74,14 @@ pub fn is_closed_pipe(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::BrokenPipe
 }
 
-/// What is printed to stdout while lines are read.
+/// What a terminal shows while lines are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beside {
     Nothing,
+    /// On stdout.
     Output,
+    /// On stderr.
+    AnotherBar,
 }
 
 /// A bar on stderr, if that is a terminal.
@@ -94,7 +97,11 @@ struct Progress {
 impl Progress {
     fn new(total: Option<u64>, beside: Beside) -> Self {
         // Output that goes to the same terminal shows the progress itself.
-        let shows_itself = beside == Beside::Output && io::stdout().is_terminal();
+        let shows_itself = match beside {
+            Beside::Nothing => false,
+            Beside::Output => io::stdout().is_terminal(),
+            Beside::AnotherBar => true,
+        };
         let wanted = io::stderr().is_terminal() && !shows_itself;
         Self { began: Instant::now(), total, bytes: 0, lines: 0, bar: None, wanted }
     }

@@ -1,6 +1,6 @@
 //! Usage records from lines: an object per line, or a table.
 
-use std::{collections::BTreeMap, io};
+use std::collections::BTreeMap;
 
 use clap::ValueEnum;
 use serde_json::{Map, Value, json, value::RawValue};
@@ -9,6 +9,7 @@ use super::{
     Failure,
     lines::{Beside, Lines},
 };
+use crate::api::Members;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Format {
@@ -26,11 +27,11 @@ pub struct Records {
 }
 
 impl Records {
-    pub fn of_stdin(format: Format) -> Self {
-        Self { lines: Lines::of_stdin(Beside::Nothing), format, fields: None, number: 0 }
+    pub fn of_stdin(format: Format, beside: Beside) -> Self {
+        Self { lines: Lines::of_stdin(beside), format, fields: None, number: 0 }
     }
 
-    /// The line of the last one.
+    /// The line in which the last one ends.
     pub fn number(&self) -> usize {
         self.number
     }
@@ -39,38 +40,67 @@ impl Records {
         loop {
             let Some(line) = self.lines.next()? else { return Ok(None) };
             self.number += 1;
+            // Spreadsheets mark the beginning of a file.
+            let line = if self.number == 1 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };
             if line.trim_ascii().is_empty() {
                 continue;
             }
+            let (first, mut text) = (self.number, line.to_vec());
             let read = match (self.format, &self.fields) {
-                (Format::Jsonl, _) => object(line).map_err(|error| error.to_string()),
-                (Format::Csv, Some(fields)) => row(fields, line),
-                (Format::Csv, None) => match cells(line) {
-                    Ok(fields) => {
-                        self.fields = Some(fields);
-                        continue;
+                (Format::Jsonl, _) => object(&text),
+                (Format::Csv, fields) => {
+                    // A cell in quotes may have several lines.
+                    while has_open_quote(&text)
+                        && let Some(more) = self.lines.next()?
+                    {
+                        self.number += 1;
+                        text.push(b'\n');
+                        text.extend(more);
                     }
-                    Err(error) => Err(error.to_string()),
-                },
+                    match fields {
+                        Some(fields) => cells(&text).and_then(|cells| row(fields, cells)),
+                        None => match cells(&text).and_then(distinct) {
+                            Ok(fields) => {
+                                self.fields = Some(fields);
+                                continue;
+                            }
+                            Err(problem) => Err(problem),
+                        },
+                    }
+                }
             };
-            let number = self.number;
-            return read.map(Some).map_err(|problem| Failure(format!("line {number}: {problem}")));
+            return read.map(Some).map_err(|problem| Failure(format!("line {first}: {problem}")));
         }
     }
 }
 
-/// The cells of a line.
-fn cells(line: &[u8]) -> Result<Vec<String>, csv::Error> {
-    let mut reader = csv::ReaderBuilder::new().has_headers(false).trim(csv::Trim::All).from_reader(line);
-    match reader.records().next() {
-        Some(record) => Ok(record?.iter().map(str::to_owned).collect()),
-        None => Err(io::Error::other("no cells").into()),
+/// A quote inside of a cell is written twice.
+fn has_open_quote(text: &[u8]) -> bool {
+    text.iter().filter(|byte| **byte == b'"').count() % 2 == 1
+}
+
+/// The cells of one row.
+fn cells(text: &[u8]) -> Result<Vec<String>, String> {
+    if has_open_quote(text) {
+        return Err("a quote is not closed".into());
+    }
+    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(text);
+    let rows: Vec<csv::StringRecord> = reader.records().collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    match &rows[..] {
+        [row] => Ok(row.iter().map(str::to_owned).collect()),
+        _ => Err("lines must end with a line feed, and this one has a carriage return in it".into()),
+    }
+}
+
+fn distinct(fields: Vec<String>) -> Result<Vec<String>, String> {
+    match fields.iter().enumerate().find(|(index, field)| fields[..*index].contains(field)) {
+        Some((_, twice)) => Err(format!("{twice:?} is there twice")),
+        None => Ok(fields),
     }
 }
 
 /// A row of the table as an object. Empty cells are not given.
-fn row(fields: &[String], line: &[u8]) -> Result<Map<String, Value>, String> {
-    let cells = cells(line).map_err(|error| error.to_string())?;
+fn row(fields: &[String], cells: Vec<String>) -> Result<Map<String, Value>, String> {
     if cells.len() != fields.len() {
         return Err(format!("{} cells, but the first line has {}", cells.len(), fields.len()));
     }
@@ -88,15 +118,19 @@ fn row(fields: &[String], line: &[u8]) -> Result<Map<String, Value>, String> {
 }
 
 /// A line of JSON. The value stays as it is written: a number has more digits than a double can hold.
-fn object(line: &[u8]) -> serde_json::Result<Map<String, Value>> {
-    let members: BTreeMap<String, &RawValue> = serde_json::from_slice(line)?;
-    let member = |(name, raw): (String, &RawValue)| {
+fn object(line: &[u8]) -> Result<Map<String, Value>, String> {
+    let Members(members) = serde_json::from_slice::<Members<&RawValue>>(line).map_err(|error| error.to_string())?;
+    let mut object = Map::new();
+    for (name, raw) in members {
         let is_number = raw.get().starts_with(|first: char| first == '-' || first.is_ascii_digit());
         let value = match name == "value" && is_number {
             true => raw.get().into(),
-            false => serde_json::from_str(raw.get())?,
+            false => serde_json::from_str(raw.get()).map_err(|error| error.to_string())?,
         };
-        Ok((name, value))
-    };
-    members.into_iter().map(member).collect()
+        if object.contains_key(&name) {
+            return Err(format!("{name:?} is there twice"));
+        }
+        object.insert(name, value);
+    }
+    Ok(object)
 }

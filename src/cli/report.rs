@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use rust_decimal::{Decimal, prelude::ToPrimitive};
 use serde::{Serialize, Serializer};
 
-use super::{Failure, print, print_json};
+use super::{Failure, print, print_json, screen::Table};
 use crate::{
     api::{
         Name,
@@ -48,6 +48,18 @@ enum By {
     Resource,
     User,
     Day,
+}
+
+impl By {
+    fn name(self) -> &'static str {
+        match self {
+            By::Unit => "unit",
+            By::Source => "source",
+            By::Resource => "resource",
+            By::User => "user",
+            By::Day => "day",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -112,7 +124,8 @@ pub async fn run(client: &Client, tenant: &Name, options: ReportOptions, json: b
         return print_json(&report);
     }
     let note = format!(
-        "derived from the raw records of {tenant}, {} to {}: gauges are summed, counters by how much they have grown",
+        "derived from the raw records of {tenant}, {} to {}: gauges are summed, counters by how much they have \
+         grown from their first reading in it",
         from.to_rfc3339(),
         to.to_rfc3339()
     );
@@ -123,8 +136,10 @@ pub async fn run(client: &Client, tenant: &Name, options: ReportOptions, json: b
         }
         Output::Table => {
             print(note)?;
-            report.rows.iter().try_for_each(|row| {
-                print(format_args!("{}\t{} records\t{}", row.group.join("\t"), row.records, row.total))
+            let names: Vec<&str> = options.by.iter().map(|by| by.name()).chain(["records", "total"]).collect();
+            Table::of(names, &report.rows, |row| {
+                let sums = [format!("{} records", row.records), row.total.to_string()];
+                row.group.iter().cloned().chain(sums).collect()
             })
         }
         Output::Plot => {
@@ -180,8 +195,7 @@ impl Sums {
 
 fn print_csv(report: &Report, by: &[By]) -> Result<(), Failure> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    let names = by.iter().map(|by| by.to_possible_value().map(|name| name.get_name().to_owned()).unwrap_or_default());
-    let head = names.chain(["metric_kind", "records", "total"].map(str::to_owned));
+    let head = by.iter().map(|by| by.name()).chain(["metric_kind", "records", "total"]);
     writer.write_record(head).map_err(|error| Failure(error.to_string()))?;
     for row in &report.rows {
         let cells = [row.metric_kind.as_str().to_owned(), row.records.to_string(), row.total.to_string()];

@@ -12,18 +12,18 @@ fn is_terminal() -> bool {
 
 /// Rows under names, which only people get to see.
 pub struct Table {
-    names: &'static [&'static str],
+    names: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub fn new(names: &'static [&'static str]) -> Self {
-        Self { names, rows: Vec::new() }
+    pub fn new(names: impl Into<Vec<&'static str>>) -> Self {
+        Self { names: names.into(), rows: Vec::new() }
     }
 
     /// Prints a table with a row for each.
     pub fn of<T>(
-        names: &'static [&'static str],
+        names: impl Into<Vec<&'static str>>,
         all: impl IntoIterator<Item = T>,
         cells: impl Fn(T) -> Vec<String>,
     ) -> Result<(), Failure> {
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(&["id", "state"]);
+        let mut table = Table::new(["id", "state"]);
         table.add(vec!["1".into(), "open".into()]);
         table.add(vec!["1000".into(), "\u{1b}[31mclosed\u{1b}[0m".into()]);
         let lines = table.aligned(vec!["id".into(), "state".into()]);

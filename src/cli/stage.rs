@@ -108,7 +108,7 @@ pub async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Fai
         }
         Verb::Props { stage } => {
             let props = all_props(client, &name(stage)?).await?;
-            show(json, &props, || screen::Table::of(&["prop", "path"], &props, prop_cells))
+            show(json, &props, || screen::Table::of(["prop", "path"], &props, prop_cells))
         }
         Verb::Prop { stage, id_or_path } => {
             let one = match id_or_path.parse() {
@@ -120,7 +120,7 @@ pub async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Fai
         Verb::Acts { stage } => {
             let acts = client.list_acts(&name(stage)?, nothing).await?.acts;
             show(json, &acts, || {
-                screen::Table::of(&["act", "revision", "name"], &acts, |act| {
+                screen::Table::of(["act", "revision", "name"], &acts, |act| {
                     let name = act.name.clone().unwrap_or_default();
                     vec![act.key.to_string(), format!("revision {}", act.revision), name]
                 })
@@ -128,17 +128,17 @@ pub async fn converse(client: &Client, verb: Verb, json: bool) -> Result<(), Fai
         }
         Verb::Act { stage, act } => show_act(json, &client.get_act(&name(stage)?, &ActId { id: act }).await?),
         Verb::CreateAct { stage, name: act_name, states } => {
-            let act = NewAct { name: act_name, target_prop_states: keyed(stage, &states), revision: None };
+            let act = NewAct { name: act_name, target_prop_states: keyed(stage, &states)?, revision: None };
             show_act(json, &client.create_act(&name(stage)?, &act).await?)
         }
         Verb::UpdateAct { stage, act, revision, name: act_name, states } => {
-            let change = ChangedAct { id: act, name: act_name, target_prop_states: keyed(stage, &states), revision };
+            let change = ChangedAct { id: act, name: act_name, target_prop_states: keyed(stage, &states)?, revision };
             show_act(json, &client.update_act(&name(stage)?, &change).await?)
         }
         Verb::Resolve { stage, act } => {
             let resolved = client.resolve_act(&name(stage)?, &ActId { id: act }).await?;
             show(json, &resolved, || {
-                screen::Table::of(&["prop", "state", "path"], &resolved.props, |prop| {
+                screen::Table::of(["prop", "state", "path"], &resolved.props, |prop| {
                     let mut cells = vec![prop.key.to_string(), prop.state.to_string(), prop.path.clone()];
                     cells.extend((!prop.registered).then(|| "not registered any more".to_owned()));
                     cells
@@ -168,12 +168,18 @@ fn name(stage: i32) -> Result<Name, Failure> {
     Ok(stage.to_string().parse()?)
 }
 
-fn keyed(stage: i32, states: &[PropState]) -> TargetPropStates {
-    states.iter().map(|PropState { prop, state }| (Key::of_prop(stage, *prop), *state)).collect()
+fn keyed(stage: i32, states: &[PropState]) -> Result<TargetPropStates, Failure> {
+    let mut keyed = TargetPropStates::new();
+    for PropState { prop, state } in states {
+        if keyed.insert(Key::of_prop(stage, *prop), *state).is_some() {
+            return Err(Failure(format!("prop {prop} is given two states")));
+        }
+    }
+    Ok(keyed)
 }
 
 fn show_prop(json: bool, prop: &Prop) -> Result<(), Failure> {
-    show(json, prop, || screen::Table::of(&["prop", "path"], [prop], prop_cells))
+    show(json, prop, || screen::Table::of(["prop", "path"], [prop], prop_cells))
 }
 
 fn prop_cells(prop: &Prop) -> Vec<String> {

@@ -197,7 +197,7 @@ async fn converse(client: &Client, tenant: &Name, verb: Verb, json: bool) -> Res
         Verb::List { status, limit } => {
             let filter = TimerFilter { status, limit: Some(limit), ..TimerFilter::default() };
             let page = client.list_timers(tenant, &filter).await?;
-            show(json, &page, || screen::Table::of(&TIMER, &page.timers, cells))
+            show(json, &page, || screen::Table::of(TIMER, &page.timers, cells))
         }
         Verb::Move { id, when: When { within, at, zone } } => {
             let change = ChangedTimer { id, execute_at: at, execute_in: within, timezone: zone, ..Default::default() };
@@ -224,7 +224,7 @@ async fn converse(client: &Client, tenant: &Name, verb: Verb, json: bool) -> Res
         Verb::Attempts { id } => {
             let history = client.list_attempts(tenant, &one(id)).await?;
             show(json, &history, || {
-                screen::Table::of(&["started", "run", "attempt", "status", "error"], &history.attempts, |one| {
+                screen::Table::of(["started", "run", "attempt", "status", "error"], &history.attempts, |one| {
                     let error = one.error.clone().unwrap_or_default();
                     let (run, attempt) = (format!("run {}", one.run), format!("attempt {}", one.attempt));
                     vec![screen::moment(one.started_at), run, attempt, screen::state(one.status.as_str()), error]
@@ -265,7 +265,7 @@ async fn watch(client: &Client, tenant: &Name, count: usize, json: bool) -> Resu
 const TIMER: [&str; 5] = ["timer", "status", "due", "callback", "late"];
 
 fn show_line(json: bool, timer: &TimerSummary) -> Result<(), Failure> {
-    show(json, timer, || screen::Table::of(&TIMER, [timer], cells))
+    show(json, timer, || screen::Table::of(TIMER, [timer], cells))
 }
 
 fn cells(timer: &TimerSummary) -> Vec<String> {

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::{
     Failure, Outcome,
     backfill::{self, BackfillOptions},
+    lines::Beside,
     print_row, print_to_reader,
     records::{Format, Records},
     remote::Verbs,
@@ -74,6 +75,9 @@ pub enum Verb {
     /// Take a backfill back.
     BackfillRevert {
         id: Uuid,
+        /// However far back; more than 90 days need it. For the operator
+        #[arg(long)]
+        elevated: bool,
         /// Why, for those who ask later
         #[arg(long)]
         reason: String,
@@ -130,7 +134,7 @@ async fn converse(client: &Client, tenant: &Name, subject: &Name, verb: Verb, js
         Verb::Units => {
             let units = client.list_units(tenant, &NoParameters {}).await?;
             show(json, &units, || {
-                screen::Table::of(&["unit", "kind", "base unit", "sources"], &units.units, |unit| {
+                screen::Table::of(["unit", "kind", "base unit", "sources"], &units.units, |unit| {
                     let kind = unit.metric_kind.as_str().to_owned();
                     vec![unit.name.clone(), kind, unit.base_unit.clone(), unit.allowed_sources.join(",")]
                 })
@@ -139,7 +143,7 @@ async fn converse(client: &Client, tenant: &Name, subject: &Name, verb: Verb, js
         Verb::Quarantine { code, limit } => {
             let filter = QuarantineFilter { code, limit: Some(limit), ..QuarantineFilter::default() };
             let found = client.list_quarantine(tenant, &filter).await?;
-            show(json, &found, || screen::Table::of(&["id", "source", "code", "key", "why"], &found.records, refused))
+            show(json, &found, || screen::Table::of(["id", "source", "code", "key", "why"], &found.records, refused))
         }
         Verb::Replay { ids } => {
             let replayed = client.replay_quarantine(tenant, &Replay { ids }).await?;
@@ -162,8 +166,12 @@ async fn converse(client: &Client, tenant: &Name, subject: &Name, verb: Verb, js
             let backfill = client.get_backfill(tenant, &BackfillId { id }).await?;
             show(json, &backfill, || backfill::print_backfill(&backfill))
         }
-        Verb::BackfillRevert { id, reason } => {
-            let backfill = client.revert_backfill(tenant, &BackfillReversion { id, reason }).await?;
+        Verb::BackfillRevert { id, elevated, reason } => {
+            let reversion = BackfillReversion { id, reason };
+            let backfill = match elevated {
+                false => client.revert_backfill(tenant, &reversion).await?,
+                true => client.revert_elevated_backfill(tenant, &reversion).await?,
+            };
             show(json, &backfill, || backfill::print_backfill(&backfill))
         }
         Verb::Report(options) => report::run(client, tenant, *options, json).await,
@@ -175,7 +183,7 @@ async fn converse(client: &Client, tenant: &Name, subject: &Name, verb: Verb, js
                 print_row("earliest", &time(metadata.earliest_event))?;
                 print_row("latest", &time(metadata.latest_event))?;
                 print_row("backlog", &format_args!("{} messages", metadata.storage_health.backlog_messages))?;
-                screen::Table::of(&["minute", "source", "what came of it"], &metadata.reconciliation, |minute| {
+                screen::Table::of(["minute", "source", "what came of it"], &metadata.reconciliation, |minute| {
                     let Minute { emitted, accepted, duplicates, rejected, .. } = minute;
                     let sum = format!(
                         "{emitted} emitted = {accepted} accepted + {duplicates} duplicates + {rejected} rejected"
@@ -221,7 +229,7 @@ impl Sent {
 
 async fn emit(client: &Client, tenant: &Name, options: EmitOptions, json: bool) -> Result<(), Failure> {
     let target = (tenant.clone(), options.source);
-    let mut sent = Sent::default();
+    let (mut sent, mut failure) = (Sent::default(), None);
     match options.usage_type {
         Some(usage_type) => {
             let (resource, value) = (options.resource.unwrap_or_default(), options.value.unwrap_or_default());
@@ -232,23 +240,14 @@ async fn emit(client: &Client, tenant: &Name, options: EmitOptions, json: bool) 
             sent.add(client.deliver(&target, vec![record]).await);
         }
         None => {
-            let mut lines = Records::of_stdin(options.format);
-            let mut records = Vec::with_capacity(BATCH);
-            while let Some(object) = lines.next()? {
-                match complete(object, options.fill) {
-                    Ok(record) => records.push(record),
-                    Err(problem) => {
-                        let so_far = sent.accepted + sent.duplicates + sent.buffered + sent.rejected;
-                        let sent =
-                            format!("{so_far} records before it were sent; with the same keys they may be sent again");
-                        return Err(Failure(format!("line {}: {problem} ({sent})", lines.number())));
-                    }
-                }
-                if records.len() == BATCH {
-                    sent.add(client.deliver(&target, std::mem::take(&mut records)).await);
-                }
+            let mut lines = Records::of_stdin(options.format, Beside::Nothing);
+            let mut is_last = false;
+            while !is_last {
+                let records;
+                (records, failure) = next_batch(&mut lines, options.fill);
+                is_last = records.len() < BATCH;
+                sent.add(client.deliver(&target, records).await);
             }
-            sent.add(client.deliver(&target, records).await);
         }
     }
     show(json, &sent, || {
@@ -257,10 +256,31 @@ async fn emit(client: &Client, tenant: &Name, options: EmitOptions, json: bool) 
         print_row("buffered", &sent.buffered)?;
         print_row("rejected", &sent.rejected)
     })?;
-    match sent.rejected {
-        0 => Ok(()),
-        count => Err(Failure(format!("{count} records were refused"))),
+    match (failure, sent.rejected) {
+        (Some(Failure(problem)), _) => {
+            let before = sent.accepted + sent.duplicates + sent.buffered + sent.rejected;
+            let advice = format!("{before} records before it were sent; with the same keys they may be sent again");
+            Err(Failure(format!("{problem} ({advice})")))
+        }
+        (None, 0) => Ok(()),
+        (None, count) => Err(Failure(format!("{count} records were refused"))),
     }
+}
+
+/// The next records, fewer at the end or where one can't be read.
+fn next_batch(lines: &mut Records, fill: bool) -> (Vec<UsageRecord>, Option<Failure>) {
+    let mut records = Vec::with_capacity(BATCH);
+    while records.len() < BATCH {
+        match lines.next() {
+            Ok(None) => break,
+            Ok(Some(object)) => match complete(object, fill) {
+                Ok(record) => records.push(record),
+                Err(problem) => return (records, Some(Failure(format!("line {}: {problem}", lines.number())))),
+            },
+            Err(failure) => return (records, Some(failure)),
+        }
+    }
+    (records, None)
 }
 
 fn complete(mut object: Map<String, Value>, fill: bool) -> Result<UsageRecord, String> {

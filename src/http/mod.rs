@@ -6,6 +6,7 @@ mod dialect;
 mod edge;
 mod health;
 mod limits;
+mod listen;
 mod openapi;
 mod params;
 
@@ -14,15 +15,16 @@ use std::sync::{Arc, OnceLock};
 use axum::{
     Router,
     extract::{Request, State},
-    http::{HeaderMap, Method},
+    http::HeaderMap,
     middleware,
-    response::{Html, IntoResponse, Response},
+    response::{Html, Response},
     routing::get,
 };
 use tower_http::compression::CompressionLayer;
 
 pub use health::Health;
 pub use limits::Limits;
+pub use listen::serve;
 pub use openapi::document as openapi_document;
 
 use crate::{
@@ -94,21 +96,23 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Strangers learn nothing about the paths of a closed surface.
 async fn no_such_path(State(app): State<Arc<App>>, request: Request) -> Response {
+    let problem = format!("there is nothing at {} {}", request.method(), request.uri().path());
+    refusal(&app, &request, Error::new(Code::NotFound, problem))
+}
+
+async fn no_such_method(State(app): State<Arc<App>>, request: Request) -> Response {
+    let problem = format!("{} is not supported at {}", request.method(), request.uri().path());
+    refusal(&app, &request, Error::new(Code::MethodNotAllowed, problem))
+}
+
+/// Strangers learn nothing about the paths of a closed surface.
+fn refusal(app: &App, request: &Request, error: Error) -> Response {
     let surface = Surface::of_path(request.uri().path());
     let known = match surface {
         Surface::Native => Ok(()),
         _ if app.is_open(surface) => Ok(()),
         _ => app.ready().and_then(|ready| ready.gate.identify(bridge::credential(request.headers()))).map(drop),
     };
-    let error = known.err().unwrap_or_else(|| {
-        Error::new(Code::NotFound, format!("there is nothing at {} {}", request.method(), request.uri().path()))
-    });
-    dialect::failure(surface, Encoding::Json, &error).into_response()
-}
-
-async fn no_such_method(method: Method, uri: axum::http::Uri) -> Response {
-    let error = Error::new(Code::MethodNotAllowed, format!("{method} is not supported at {}", uri.path()));
-    dialect::failure(Surface::of_path(uri.path()), Encoding::Json, &error)
+    dialect::failure(surface, Encoding::Json, &known.err().unwrap_or(error))
 }

@@ -3,22 +3,22 @@
 //! What stands in the URL or in a form is text and becomes a number or a boolean when the field wants one; what stands in a body has
 //! its type already.
 
-use std::{convert::Infallible, fmt, future::ready};
+use std::{convert::Infallible, future::ready};
 
 use bytes::Bytes;
 use futures::stream;
 use percent_encoding::percent_decode;
 use serde::{
-    Deserialize, Deserializer,
+    Deserializer,
     de::{
-        self, IntoDeserializer, MapAccess, Visitor,
+        self, IntoDeserializer, Visitor,
         value::{MapDeserializer, StrDeserializer},
     },
 };
 use serde_json::Value;
 
 use crate::{
-    api::{Encoding, Request},
+    api::{Encoding, Members, Request},
     error::{Error, Result},
 };
 
@@ -130,31 +130,6 @@ impl Params {
             };
         }
         T::from_fields(|| MapDeserializer::new(self.named.iter().map(|(name, param)| (name.as_str(), param))))
-    }
-}
-
-/// The members of an object as they came: one that is given twice is there twice.
-struct Members(Vec<(String, Value)>);
-
-impl<'de> Deserialize<'de> for Members {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader;
-        impl<'de> Visitor<'de> for Reader {
-            type Value = Members;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Members(members))
-            }
-        }
-        deserializer.deserialize_map(Reader)
     }
 }
 

@@ -21,8 +21,6 @@ const FILES: &[(&str, &str)] = &[
     ("usage_limits.toml", include_str!("../../streams/usage_limits.toml")),
 ];
 
-const FIRST_SEQUENCE: &str = "first_seq";
-
 /// One file of `streams/`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -100,7 +98,7 @@ pub struct Change {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    #[error("JetStream did not answer: {0}")]
+    #[error("JetStream did not answer: {0}; it answers those who have the service's own credentials")]
     Request(#[from] RequestError),
     #[error("JetStream refused {action} of {stream}: {error}")]
     Refused { action: &'static str, stream: String, error: async_nats::jetstream::Error },
@@ -115,9 +113,6 @@ pub fn declarations(config: &Config) -> Vec<Declaration> {
     let stages = &config.stages;
     let settings = [
         ("{prefix}", config.nats.prefix.to_string()),
-        ("{stages.first_id}", stages.first_id.to_string()),
-        ("{stages.most}", stages.most().to_string()),
-        ("{stages.idempotency_window}", stages.idempotency_window.as_nanos().to_string()),
         // Where nothing is limited nobody asks the stream, but it can't do without a limit.
         ("{stages.rate_limit.requests}", stages.rate_limit.requests.max(1).to_string()),
         ("{stages.rate_limit.window}", stages.rate_limit.window.as_nanos().to_string()),
@@ -252,7 +247,7 @@ fn compare(declaration: &Declaration, live: Option<&Live>) -> Drift {
     let Some(live) = live else {
         return Drift { stream, missing: true, changes: Vec::new() };
     };
-    let mut changes: Vec<Change> = declaration
+    let changes = declaration
         .config
         .iter()
         .filter_map(|(field, declared)| {
@@ -267,11 +262,6 @@ fn compare(declaration: &Declaration, live: Option<&Live>) -> Drift {
             })
         })
         .collect();
-    if changes.iter().any(|change| change.field == FIRST_SEQUENCE) {
-        // How many there may be was computed from another beginning.
-        let most = changes.iter_mut().find(|change| change.field == "max_msgs");
-        most.map(|most| most.loses.get_or_insert_with(|| format!("{FIRST_SEQUENCE} is another one")));
-    }
     Drift { stream, missing: false, changes }
 }
 
@@ -297,7 +287,6 @@ fn loss(field: &str, live: &Value, declared: &Value) -> Option<String> {
         }
         "duplicate_window" if tighter => Some("repeats inside the old window would be taken for new".into()),
         "num_replicas" if tighter => Some("copies would be given up".into()),
-        FIRST_SEQUENCE => Some("it counts only when the stream is made; sequences go on from where they are".into()),
         "discard" if declared == "old" => Some("a full stream would delete its oldest messages".into()),
         "retention" | "storage" => Some("the server can't change it; the stream would have to be made anew".into()),
         "subjects" => {
@@ -336,19 +325,18 @@ mod tests {
     #[test]
     fn what_is_set_in_the_configuration_is_changed_in_both_directions() {
         let mut config = Config::from_parts(None, Default::default()).unwrap();
-        config.stages.first_id = 100;
         let live = |config: &Config| {
-            let declaration = declarations(config).into_iter().find(|one| one.name().ends_with("_STAGES")).unwrap();
+            let declaration = declarations(config).into_iter().find(|one| one.name().ends_with("_USAGE")).unwrap();
             let live = json!({ "created": "", "state": { "last_seq": 0 }, "config": declaration.config });
             (declaration, serde_json::from_value::<Live>(live).unwrap())
         };
         let (_, before) = live(&config);
-        config.stages.idempotency_window /= 2;
-        config.stages.first_id = 1;
+        config.usage.backlog_bytes /= 2;
+        config.usage.backlog_per_source *= 2;
         let (after, _) = live(&config);
         let changes = compare(&after, Some(&before)).changes;
         let kept: Vec<_> = changes.iter().map(|change| (&*change.field, change.loses.is_some())).collect();
-        assert_eq!(kept, [("duplicate_window", false), ("first_seq", true), ("max_msgs", true)]);
+        assert_eq!(kept, [("max_bytes", false), ("max_msgs_per_subject", false)]);
     }
 
     #[test]

@@ -1,20 +1,20 @@
 //! After the pools were put back to an older state.
 
 use super::{Pools, existing, key};
-use crate::error::Result;
+use crate::{error::Result, watermark::Passed};
 
 impl Pools {
-    /// Passes over so many ids that each pool may have minted since. Tells how many pools there are.
-    pub async fn jump(&self, margin: usize) -> Result<usize> {
-        let names = self.names().await?;
-        for name in &names {
+    /// Passes over so many ids that each pool may have minted since.
+    pub async fn jump(&self, margin: usize) -> Result<Passed> {
+        let mut passed = Passed::default();
+        for name in self.names().await? {
             let now = self.clock.now();
             let jump = move |state: &mut Option<super::pool::Pool>| {
                 existing(state)?.jump(margin, now);
                 Ok(())
             };
-            self.cells.change(&key(name), None, jump).await?;
+            passed.count(name.as_str(), self.cells.change(&key(&name), None, jump).await.map(drop))?;
         }
-        Ok(names.len())
+        Ok(passed)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{Stages, allocator::Given, number};
+use super::{Stages, allocator::Answer, number};
 use crate::{
     api::{
         Call, Context, Handle,
@@ -18,7 +18,7 @@ impl Handle<AllocateStage> for Stages {
     async fn handle(&self, call: Call<AllocateStage>) -> Result<StageId> {
         let began = Instant::now();
         let request_id = request_id(&call)?;
-        let Given { stage: stage_id, repeated } = self.allocator.allocate(request_id).await?;
+        let Answer { stage: stage_id, repeated } = self.allocator.allocate(request_id).await?;
         metrics::histogram!("tidemark_stage_allocation_seconds").record(began.elapsed().as_secs_f64());
         Ok(StageId { stage_id, repeated })
     }
@@ -32,7 +32,7 @@ impl Handle<GetStage> for Stages {
         let (props, acts) = self.look(&call.target, count).await?;
         Ok(Stage {
             stage_id,
-            request_id: found.request_id,
+            request_id: found.request.to_string(),
             allocated_at: found.at,
             props: props as u32,
             acts: acts as u32,

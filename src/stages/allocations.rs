@@ -1,91 +1,141 @@
-//! The stream of stages: a message is a stage, its sequence number the stage's id, its message id the request that it is for.
+//! The log of stages: an entry has the stages of all requests that were served together, and goes on where the one before
+//! it ends. Whoever appends has read all that came before, so no request gets a second stage.
 
 use std::sync::Arc;
 
-use async_nats::{HeaderMap, header, jetstream};
+use async_nats::jetstream;
+use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
     api::Name,
     error::{Error, Result},
-    jetstream::{Message, stored},
+    jetstream::{Log, LogEntry, Undecided, until_decided},
 };
 
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct Allocations {
-    jetstream: jetstream::Context,
-    stream: String,
-    subject: String,
+    log: Log,
     instance: Arc<str>,
 }
 
 /// What is known of a stage.
 #[derive(Debug, Clone)]
 pub struct Allocation {
-    pub request_id: String,
+    pub request: Uuid,
     pub at: DateTime<Utc>,
-    pub nonce: Uuid,
 }
 
-/// What stands in the stream. The nonce tells whether a message that is there already is our own.
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    by: Arc<str>,
+/// Consecutive stages, of requests that were served together.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Run {
+    pub first: i32,
+    pub requests: Vec<Uuid>,
+    /// So many numbers after them are passed over: no stages.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u32,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl Run {
+    /// The number that comes after it.
+    pub fn end(&self) -> i64 {
+        i64::from(self.first) + self.requests.len() as i64 + i64::from(self.skipped)
+    }
+
+    /// Each request with its stage.
+    pub fn each(&self) -> impl Iterator<Item = (Uuid, i32)> {
+        self.requests.iter().copied().zip(self.first..=i32::MAX)
+    }
+}
+
+/// A run, and where it stands.
+#[derive(Debug)]
+pub struct Given {
+    pub sequence: u64,
+    pub at: DateTime<Utc>,
+    pub run: Run,
     nonce: Uuid,
-    /// A number that was passed over: no stage.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    skipped: bool,
+}
+
+/// What an entry says.
+#[derive(Serialize, Deserialize)]
+struct Stored<R> {
+    by: Arc<str>,
+    /// Tells whether an entry is our own whose acknowledgement was lost.
+    nonce: Uuid,
+    #[serde(flatten)]
+    run: R,
+}
+
+impl Given {
+    fn read(LogEntry { sequence, at, payload }: LogEntry) -> Result<Self> {
+        let broken = |error| Error::internal(format!("entry {sequence} of the stages is broken: {error}"));
+        let Stored { nonce, run, .. } = serde_json::from_slice(&payload).map_err(broken)?;
+        Ok(Self { sequence, at, run, nonce })
+    }
 }
 
 impl Allocations {
     pub fn new(jetstream: jetstream::Context, prefix: &Name, instance: Arc<str>) -> Self {
         let (stream, subject) = (format!("{prefix}_STAGES"), format!("{prefix}_stages.allocated"));
-        Self { jetstream, stream, subject, instance }
+        Self { log: Log::new(jetstream, stream, subject), instance }
     }
 
-    pub fn client(&self) -> async_nats::Client {
-        self.jetstream.client()
+    /// Writes a run if it is still true that an entry is the last one. Returns where it stands; none: the other is not the
+    /// last any more.
+    pub async fn append(&self, after: u64, run: &Run, deadline: Instant) -> Result<Option<u64>, Undecided> {
+        let nonce = Uuid::new_v4();
+        let stored = Stored { by: self.instance.clone(), nonce, run };
+        let payload = Bytes::from(serde_json::to_vec(&stored).expect("text and numbers are JSON"));
+        let write = || self.log.append(after, payload.clone());
+        // Nothing is ever written over, so ours stands there or nowhere.
+        let find = async || {
+            let there = self.log.at(after + 1).await?.map(Given::read).transpose()?;
+            Ok(there.filter(|there| there.nonce == nonce).map(|there| there.sequence))
+        };
+        until_decided(deadline, write, find).await
     }
 
-    /// The message that allocates a stage for a request.
-    pub fn message(&self, request: Uuid, nonce: Uuid) -> Message {
-        let stored = Stored { by: self.instance.clone(), nonce, skipped: false };
-        let payload = serde_json::to_vec(&stored).expect("text and a UUID are JSON");
-        Message::with_id(self.subject.clone(), &request.to_string(), payload)
+    /// Some of what was given after an entry, and whether there is no more.
+    pub async fn read_after(&self, sequence: u64) -> Result<(Vec<Given>, bool)> {
+        let page = self.log.read_after(sequence).await?;
+        Ok((page.entries.into_iter().map(Given::read).collect::<Result<_>>()?, page.is_last))
     }
 
-    /// A message that takes a number away.
-    pub fn filler(&self) -> Message {
-        let stored = Stored { by: self.instance.clone(), nonce: Uuid::nil(), skipped: true };
-        let payload = serde_json::to_vec(&stored).expect("text and a UUID are JSON").into();
-        Message { subject: self.subject.clone(), headers: HeaderMap::new(), payload }
-    }
-
-    /// The first and the last number that were given.
-    pub async fn bounds(&self) -> Result<(i64, i64)> {
-        let unreadable = |error: async_nats::Error| Error::unavailable("the stages can't be read").source(error);
-        let stream = self.jetstream.get_stream(&self.stream).await.map_err(|error| unreadable(error.into()))?;
-        let state = &stream.cached_info().state;
-        Ok((state.first_sequence as i64, state.last_sequence as i64))
+    /// How many entries come before the first that lies beyond something, which all that come after it do too.
+    pub async fn count_until(&self, is_beyond: impl Fn(&Given) -> bool) -> Result<u64> {
+        let (mut before, mut beyond) = (0, self.log.len().await? + 1);
+        while before + 1 < beyond {
+            let middle = before + (beyond - before) / 2;
+            match is_beyond(&self.entry(middle).await?) {
+                true => beyond = middle,
+                false => before = middle,
+            }
+        }
+        Ok(before)
     }
 
     /// What is known of a stage, if there is one with this id.
     pub async fn find(&self, stage: i32) -> Result<Option<Allocation>> {
-        let unreadable = |error: async_nats::Error| Error::unavailable("the stages can't be read").source(error);
-        let stream = self.jetstream.get_stream_no_info(&self.stream).await.map_err(|error| unreadable(error.into()))?;
-        let read = stored::if_any(stream.get_raw_message(stage as u64).await);
-        let Some(message) = read.map_err(|error| unreadable(error.into()))? else { return Ok(None) };
-        let Stored { nonce, skipped, .. } = serde_json::from_slice(&message.payload).map_err(Error::internal)?;
-        if skipped {
+        let sequence = self.count_until(|given| given.run.first > stage).await?;
+        if sequence == 0 {
             return Ok(None);
         }
-        Ok(Some(Allocation {
-            request_id: message.headers.get(header::NATS_MESSAGE_ID).map(ToString::to_string).unwrap_or_default(),
-            at: stored::time(message.time),
-            nonce,
-        }))
+        let Given { at, run, .. } = self.entry(sequence).await?;
+        let request = run.requests.get((stage - run.first) as usize);
+        Ok(request.map(|request| Allocation { request: *request, at }))
+    }
+
+    async fn entry(&self, sequence: u64) -> Result<Given> {
+        let missing = || Error::internal(format!("entry {sequence} of the stages is missing"));
+        Given::read(self.log.at(sequence).await?.ok_or_else(missing)?)
     }
 }

@@ -1,48 +1,47 @@
-//! Allocates stages for all who wait at the same time.
+//! Allocates stages for all who wait at the same time: whoever comes while an entry is written shares the next one, and so
+//! one synced write. A request that has a stage is answered from what was read, without any.
 //!
-//! Many requests share one atomic batch, and so one synced write. The server stores a batch or refuses it whole; when it
-//! refuses, because one of the requests is a repeat, or when nobody knows what became of it, every request is published by
-//! itself until it is decided. Nothing is burnt by that: a request that is stored already is found again.
-//!
-//! A batch costs the server several milliseconds, almost half of them for opening it. So a few requests go without one. Under
-//! load the first who comes opens a batch, and whoever comes until it is open joins him.
+//! When another process was first, its entries are read, and whoever has no stage by then gets one behind them. An entry
+//! whose fate is not known burns nothing: whether it stands there is found out before the next one is written.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
-use futures::{future::join_all, join};
+use chrono::TimeDelta;
 use serde::Serialize;
 use tokio::{
     sync::{mpsc, oneshot},
-    time::timeout,
+    time::Instant,
 };
 use uuid::Uuid;
 
-use super::allocations::Allocations;
+use super::{
+    allocations::{Allocations, Run},
+    book::Book,
+};
 use crate::{
     api::stages::LAST_STAGE,
+    clock::Clock,
+    config,
     error::{Code, Error, Result},
     events::Events,
-    jetstream::{Ack, Batch, MOST_MESSAGES, Message, PublishError, publish},
+    jetstream::{Undecided, pause_before, step_back},
 };
 
-/// As many requests are served faster by a batch than one by one.
-const MANY: usize = 16;
+/// Requests of one entry.
+const MOST: usize = 1000;
 
 /// Requests that may wait before callers have to.
 const QUEUE: usize = 4096;
-
-/// Who was answered just now and asks again is back by then.
-const AT_ONCE: Duration = Duration::from_millis(5);
-
-/// What takes longer than this holds nobody else up.
-const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Takes requests for stages, and answers each when it is on disk.
 pub struct Allocator(mpsc::Sender<Waiting>);
 
 /// What a request got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Given {
+pub struct Answer {
     pub stage: i32,
     /// The request was answered before, or a twin of it is answered now.
     pub repeated: bool,
@@ -50,19 +49,27 @@ pub struct Given {
 
 struct Waiting {
     request: Uuid,
-    reply: oneshot::Sender<Result<Given>>,
+    reply: oneshot::Sender<Result<Answer>>,
 }
 
 impl Allocator {
     /// Starts to take requests. Each is tried for as long as the deadline says.
-    pub fn start(allocations: Allocations, events: Events, deadline: Duration) -> Self {
+    pub fn start(
+        allocations: Allocations,
+        events: Events,
+        stages: &config::Stages,
+        deadline: Duration,
+        clock: Clock,
+    ) -> Self {
         let (sender, waiting) = mpsc::channel(QUEUE);
-        tokio::spawn(Desk { allocations, events, deadline }.serve(waiting));
+        let window = TimeDelta::from_std(stages.idempotency_window).unwrap_or(TimeDelta::MAX);
+        let book = Book::new(window, stages.first_id);
+        tokio::spawn(Desk { allocations, book, is_behind: true, events, deadline, clock }.serve(waiting));
         Self(sender)
     }
 
     /// The stage of a request: a new one, or the one that it got before.
-    pub async fn allocate(&self, request: Uuid) -> Result<Given> {
+    pub async fn allocate(&self, request: Uuid) -> Result<Answer> {
         let (reply, answer) = oneshot::channel();
         let stopped = || Error::unavailable("the request was not answered; ask again with the same request id");
         self.0.send(Waiting { request, reply }).await.map_err(|_| stopped())?;
@@ -70,114 +77,117 @@ impl Allocator {
     }
 }
 
-#[derive(Clone)]
 struct Desk {
     allocations: Allocations,
+    book: Book,
+    /// Whether there is more in the log than in the book.
+    is_behind: bool,
     events: Events,
     deadline: Duration,
+    clock: Clock,
 }
 
 impl Desk {
-    async fn serve(self, mut waiting: mpsc::Receiver<Waiting>) {
-        let (mut before, mut news) = (0, Vec::new());
-        while let Some(first) = self.next(&mut waiting, &mut news).await {
-            let mut group = Group::of(first);
-            self.gather(&mut group, &mut waiting);
-            if before.max(group.asked.len()) < MANY {
-                before = group.asked.len();
-                self.tell(news.drain(..));
-                self.one_by_one(group).await;
-                continue;
+    async fn serve(mut self, mut waiting: mpsc::Receiver<Waiting>) {
+        // Whoever comes first need not wait for it.
+        if let Err(error) = self.catch_up(Instant::now() + self.deadline).await {
+            error.log("stages.read");
+        }
+        let mut asked = Vec::with_capacity(MOST);
+        while waiting.recv_many(&mut asked, MOST).await > 0 {
+            self.answer(Group::of(asked.drain(..))).await;
+        }
+    }
+
+    /// Answers a group, however many rounds it takes.
+    async fn answer(&mut self, mut group: Group) {
+        let deadline = Instant::now() + self.deadline;
+        metrics::histogram!("tidemark_stage_batch_size").record(group.asked.len() as f64);
+        let mut conflicts = 0;
+        while !group.asked.is_empty() {
+            if let Err(error) = self.round(&mut group, deadline).await {
+                error.log("stages.allocate");
+                group.asked.drain(..).for_each(|asked| asked.fail(&error));
+            } else if self.is_behind {
+                conflicts += 1;
+                step_back(conflicts).await;
             }
-            let client = self.allocations.client();
-            let open = Batch::open(&client, self.message(&group.asked[0]));
-            // There is nothing else to do while it opens.
-            let (batch, ()) = join!(open, async { self.tell(news.drain(..)) });
-            self.gather(&mut group, &mut waiting);
-            before = group.asked.len();
-            metrics::histogram!("tidemark_stage_batch_size").record(before as f64);
-            match self.store(batch, &group.asked).await {
-                Ok(Ack { sequence, .. }) => {
-                    let first = sequence + 1 - before as u64;
-                    let given = group.asked.into_iter().zip(first..);
-                    news.extend(given.filter_map(|(asked, sequence)| asked.succeed(sequence, false)));
+        }
+    }
+
+    /// One attempt. Empties the group when it is decided; leaves it for another round if somebody else was first.
+    async fn round(&mut self, group: &mut Group, deadline: Instant) -> Result<()> {
+        if self.is_behind {
+            self.catch_up(deadline).await?;
+        }
+        self.book.forget(self.clock.now());
+        group.answer_known(&self.book);
+        let left = i64::from(LAST_STAGE) + 1 - self.book.next;
+        group.refuse_beyond(left.max(0) as usize);
+        if group.asked.is_empty() {
+            return Ok(());
+        }
+        let requests = group.asked.iter().map(|asked| asked.request).collect();
+        let run = Run { first: self.book.next as i32, requests, skipped: 0 };
+        match self.allocations.append(self.book.last, &run, deadline).await {
+            Ok(Some(sequence)) => {
+                let given: Vec<_> =
+                    run.each().zip(group.asked.drain(..)).map(|((_, stage), asked)| asked.give(stage)).collect();
+                self.book.add(sequence, self.clock.now(), run);
+                self.tell(&given);
+                Ok(())
+            }
+            Ok(None) if Instant::now() < deadline => {
+                self.is_behind = true;
+                Ok(())
+            }
+            Ok(None) => {
+                self.is_behind = true;
+                Err(Error::unavailable("too many processes give stages at once; ask again"))
+            }
+            Err(undecided) => {
+                self.is_behind = true;
+                Err(refused(undecided))
+            }
+        }
+    }
+
+    /// Reads what others have given. What was read stays read, whatever becomes of those who wait for it.
+    async fn catch_up(&mut self, deadline: Instant) -> Result<()> {
+        while self.is_behind {
+            match self.read_on().await {
+                Ok(()) if self.is_behind && Instant::now() >= deadline => {
+                    return Err(Error::unavailable("what was given before is being read; ask again"));
                 }
-                Err(error) => {
-                    tracing::debug!(%error, requests = before, "a batch of stages was not stored");
-                    self.one_by_one(group).await;
+                Ok(()) => {}
+                Err(error) if error.code == Code::Unavailable && pause_before(deadline).await => {
+                    error.log("stages.read");
                 }
+                Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
-    /// The next who asks. Under load he comes at once, and what there is to tell can wait until he is served.
-    async fn next(&self, waiting: &mut mpsc::Receiver<Waiting>, news: &mut Vec<Allocated>) -> Option<Waiting> {
-        if !news.is_empty() {
-            if let Ok(Some(next)) = timeout(AT_ONCE, waiting.recv()).await {
-                return Some(next);
-            }
-            self.tell(news.drain(..));
+    async fn read_on(&mut self) -> Result<()> {
+        if self.book.last == 0 {
+            // The last that does not count any more tells where the others begin.
+            let horizon = self.book.horizon(self.clock.now());
+            let old = self.allocations.count_until(|given| given.at >= horizon).await?;
+            self.book.last = old.saturating_sub(1);
         }
-        waiting.recv().await
+        let (given, is_last) = self.allocations.read_after(self.book.last).await?;
+        self.book.extend(given);
+        self.is_behind = !is_last;
+        Ok(())
     }
 
-    /// Takes in all who wait, as far as there is room.
-    fn gather(&self, group: &mut Group, waiting: &mut mpsc::Receiver<Waiting>) {
-        // The end of a batch counts as one of its messages.
-        while group.asked.len() < MOST_MESSAGES - 1
-            && let Ok(next) = waiting.try_recv()
-        {
-            group.add(next);
-        }
-    }
-
-    fn message(&self, asked: &Asked) -> Message {
-        self.allocations.message(asked.request, asked.nonce)
-    }
-
-    async fn store(&self, batch: Result<Batch<'_>, PublishError>, asked: &[Asked]) -> Result<Ack, PublishError> {
-        let mut batch = batch?;
-        // The first one has opened it.
-        for asked in &asked[1..] {
-            batch.add(self.message(asked)).await?;
-        }
-        batch.commit().await
-    }
-
-    fn tell(&self, news: impl IntoIterator<Item = Allocated>) {
-        for allocated in news {
+    fn tell(&self, given: &[Allocated]) {
+        for allocated in given {
             let Allocated { stage_id, request_id } = allocated;
             tracing::info!(stage_id, %request_id, "stage allocated");
-            self.events.tell(format_args!("stage.allocated"), &allocated);
+            self.events.tell(format_args!("stage.allocated"), allocated);
         }
-    }
-
-    /// Publishes each by itself, until it is decided. What takes its time goes on in the background.
-    async fn one_by_one(&self, group: Group) {
-        let this = self.clone();
-        let decided = tokio::spawn(async move {
-            let decide = async |asked: Asked| match this.settle(&asked).await {
-                Ok((sequence, found)) => this.tell(asked.succeed(sequence, found)),
-                Err(error) => asked.fail(&error),
-            };
-            join_all(group.asked.into_iter().map(decide)).await;
-        });
-        let _ = timeout(PATIENCE, decided).await;
-    }
-
-    /// The sequence of a request's message, and whether it was there before we came.
-    async fn settle(&self, asked: &Asked) -> Result<(u64, bool)> {
-        let client = self.allocations.client();
-        let Ack { sequence, duplicate } =
-            publish(&client, &self.message(asked), self.deadline).await.map_err(undecided)?;
-        // What was there may be our own, from an attempt whose answer was lost.
-        let is_ours = match duplicate {
-            true => {
-                matches!(self.allocations.find(stage(sequence)?).await, Ok(Some(found)) if found.nonce == asked.nonce)
-            }
-            false => true,
-        };
-        Ok((sequence, !is_ours))
     }
 }
 
@@ -188,53 +198,70 @@ struct Allocated {
     request_id: Uuid,
 }
 
-/// Requests that are served together.
+/// Requests that are served together, in the order in which they came.
 struct Group {
     asked: Vec<Asked>,
-    /// A batch may have each message id once, so twins share a place.
-    places: HashMap<Uuid, usize>,
 }
 
 /// One request and all who wait for it.
 struct Asked {
     request: Uuid,
-    nonce: Uuid,
-    waiting: Vec<oneshot::Sender<Result<Given>>>,
+    waiting: Vec<oneshot::Sender<Result<Answer>>>,
 }
 
 impl Group {
-    fn of(first: Waiting) -> Self {
-        let mut group = Self { asked: Vec::new(), places: HashMap::new() };
-        group.add(first);
-        group
+    fn of(all: impl ExactSizeIterator<Item = Waiting>) -> Self {
+        let mut asked: Vec<Asked> = Vec::with_capacity(all.len());
+        let mut places: HashMap<Uuid, usize> = HashMap::with_capacity(all.len());
+        for Waiting { request, reply } in all {
+            match places.entry(request) {
+                Entry::Occupied(place) => asked[*place.get()].waiting.push(reply),
+                Entry::Vacant(place) => {
+                    place.insert(asked.len());
+                    asked.push(Asked { request, waiting: vec![reply] });
+                }
+            }
+        }
+        Self { asked }
     }
 
-    fn add(&mut self, Waiting { request, reply }: Waiting) {
-        let place = *self.places.entry(request).or_insert(self.asked.len());
-        match self.asked.get_mut(place) {
-            Some(twin) => twin.waiting.push(reply),
-            None => self.asked.push(Asked { request, nonce: Uuid::new_v4(), waiting: vec![reply] }),
-        }
+    /// Answers those who have a stage already.
+    fn answer_known(&mut self, book: &Book) {
+        let known = self.asked.extract_if(.., |asked| book.stage_of(&asked.request).is_some());
+        known.for_each(|asked| {
+            let stage = book.stage_of(&asked.request).expect("it was looked up");
+            asked.answer(stage, true);
+        });
+    }
+
+    /// Refuses those for whom nothing is left.
+    fn refuse_beyond(&mut self, left: usize) {
+        let error =
+            || Error::new(Code::Exhausted, format!("no stage ids are left: the last one, {LAST_STAGE}, was given"));
+        self.asked.drain(left.min(self.asked.len())..).for_each(|asked| asked.fail(&error()));
     }
 }
 
 impl Asked {
-    /// Answers all who wait. Only the first of them who is still there made the stage, unless it was found. A new stage is
-    /// something to tell.
-    fn succeed(self, sequence: u64, found: bool) -> Option<Allocated> {
+    /// Answers all with a new stage, which is something to tell.
+    fn give(self, stage: i32) -> Allocated {
+        metrics::counter!("tidemark_stage_allocated_total").increment(1);
+        let request_id = self.request;
+        self.answer(stage, false);
+        Allocated { stage_id: stage, request_id }
+    }
+
+    /// Answers all who wait. Only the first of them who is still there made the stage, unless it was there before.
+    fn answer(self, stage: i32, found: bool) {
         let mut repeated = found;
         for waiting in self.waiting {
             if repeated {
-                tracing::info!(stage_id = sequence, request_id = %self.request, "stage allocated before");
+                tracing::info!(stage_id = stage, request_id = %self.request, "stage allocated before");
                 metrics::counter!("tidemark_stage_repeated_total").increment(1);
             }
             // A caller that went away wants no answer.
-            let answered = waiting.send(stage(sequence).map(|stage| Given { stage, repeated }));
-            repeated |= answered.is_ok();
+            repeated |= waiting.send(Ok(Answer { stage, repeated })).is_ok();
         }
-        let stage_id = stage(sequence).ok().filter(|_| !found)?;
-        metrics::counter!("tidemark_stage_allocated_total").increment(1);
-        Some(Allocated { stage_id, request_id: self.request })
     }
 
     fn fail(self, error: &Error) {
@@ -245,24 +272,14 @@ impl Asked {
     }
 }
 
-/// The server stops at the last one; this holds even if its stream was tampered with.
-fn stage(sequence: u64) -> Result<i32> {
-    i32::try_from(sequence).map_err(|_| exhausted())
-}
-
-fn exhausted() -> Error {
-    Error::new(Code::Exhausted, format!("no stage ids are left: the last one, {LAST_STAGE}, was given"))
-}
-
 /// What a caller is told whose request could not be decided in time.
-fn undecided(error: PublishError) -> Error {
-    match error {
-        error if error.is_full() => exhausted(),
+fn refused(Undecided { in_doubt, source }: Undecided) -> Error {
+    match in_doubt {
         // It may be stored, or be on its way: the same request id finds out.
-        PublishError::Unknown(_) => {
+        true => {
             let text = "Another request with the same X-Request-ID is being processed. Please retry shortly.";
-            Error::new(Code::Conflict, text).source(error)
+            Error::new(Code::Conflict, text).source(source)
         }
-        error => Error::unavailable("stage ids can't be given right now").source(error),
+        false => Error::unavailable("stage ids can't be given right now").source(source),
     }
 }

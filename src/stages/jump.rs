@@ -1,38 +1,47 @@
 //! After the stages were put back to an older state.
 
-use super::{Stages, contents::Contents};
+use tokio::time::Instant;
+
+use super::{Stages, allocations::Run, contents::Contents};
 use crate::{
     api::stages::LAST_STAGE,
     error::{Error, Result},
-    jetstream::{MOST_MESSAGES, publish_batch},
+    watermark::Passed,
 };
 
 impl Stages {
     /// Passes over stages that may have been allocated since, and over props and acts that may have been made in those that
-    /// are known. Tells how many are known, and the next stage's id.
-    pub async fn jump(&self, margin: i64) -> Result<(usize, i64)> {
-        let (first, last) = self.allocations.bounds().await?;
-        let mut known = Vec::new();
-        for stage in first..=last {
-            if self.allocations.find(stage as i32).await?.is_some() {
-                known.push(stage as i32);
+    /// are known. Tells which are known, and the next stage's id.
+    pub async fn jump(&self, margin: u32) -> Result<(Passed, i64)> {
+        let (mut passed, mut last, mut next, mut is_last) = (Passed::default(), 0, self.first_id, false);
+        while !is_last {
+            let given;
+            (given, is_last) = self.allocations.read_after(last).await?;
+            for given in given {
+                (last, next) = (given.sequence, given.run.end().max(next));
+                for (_, stage) in given.run.each() {
+                    let key = stage.to_string();
+                    passed.count(&key, self.jump_in(&key, stage, margin).await)?;
+                }
             }
         }
-        for stage in &known {
-            let key = stage.to_string();
-            let parts = self.contents.part_names(&key).await?;
-            let jumped = |contents: Option<Contents>| {
-                contents.unwrap_or_else(|| Contents::of(*stage)).jumped(margin, parts.iter().map(String::as_str))
-            };
-            self.contents.rewrite(&key, jumped).await?;
+        let left = i64::from(LAST_STAGE) + 1 - next;
+        let skipped = i64::from(margin).min(left) as u32;
+        if skipped > 0 {
+            let run = Run { first: next as i32, requests: Vec::new(), skipped };
+            let written = self.allocations.append(last, &run, Instant::now() + self.deadline).await;
+            let unwritten = || Error::unavailable("the stages can't be written");
+            written.map_err(|undecided| unwritten().source(undecided.source))?.ok_or_else(unwritten)?;
         }
-        let skipped = margin.min(i64::from(LAST_STAGE) - last).max(0);
-        let filler = self.allocations.filler();
-        for begun in (0..skipped).step_by(MOST_MESSAGES) {
-            let batch = vec![filler.clone(); (skipped - begun).min(MOST_MESSAGES as i64) as usize];
-            let unwritten = |error| Error::unavailable("the stages can't be written").source(error);
-            publish_batch(&self.allocations.client(), &batch).await.map_err(unwritten)?;
-        }
-        Ok((known.len(), last + skipped + 1))
+        Ok((passed, next + i64::from(skipped)))
+    }
+
+    async fn jump_in(&self, key: &str, stage: i32, margin: u32) -> Result<()> {
+        let parts = self.contents.part_names(key).await?;
+        let jumped = |contents: Option<Contents>| {
+            let parts = parts.iter().map(String::as_str);
+            contents.unwrap_or_else(|| Contents::of(stage)).jumped(i64::from(margin), parts)
+        };
+        self.contents.rewrite(key, jumped).await
     }
 }

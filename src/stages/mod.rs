@@ -1,13 +1,14 @@
 //! Stages of a game's levels: their ids, and the props and acts inside them.
 //!
-//! A stage is a message of a stream, and its id the message's sequence number ([`allocations`]). What is inside ([`contents`]) is
-//! one state with group commit, so that ids of props and acts come in strict order, and two who edit one stage see each
+//! Stages are given in a log ([`allocations`]) that every process reads ([`book`]), many with one write ([`allocator`]). What is
+//! inside a stage ([`contents`]) is one state with group commit, so that ids of props and acts come in strict order, and two who edit one stage see each
 //! other's changes.
 
 mod acts;
 mod allocate;
 mod allocations;
 mod allocator;
+mod book;
 mod contents;
 mod jump;
 mod key;
@@ -31,6 +32,7 @@ use crate::{
             UnregisterProp, UpdateAct,
         },
     },
+    clock::Clock,
     config::Config,
     error::{Code, Error, Result},
     events::Events,
@@ -51,20 +53,30 @@ pub struct Stages {
     met: RwLock<HashSet<i32>>,
     events: Events,
     idempotency_window: Duration,
+    first_id: i64,
+    deadline: Duration,
 }
 
 impl Stages {
-    pub fn new(jetstream: async_nats::jetstream::Context, events: Events, config: &Config, instance: Arc<str>) -> Self {
+    pub fn new(
+        jetstream: async_nats::jetstream::Context,
+        events: Events,
+        config: &Config,
+        clock: Clock,
+        instance: Arc<str>,
+    ) -> Self {
         let (prefix, deadline) = (&config.nats.prefix, config.watermark.deadline);
         let allocations = Allocations::new(jetstream.clone(), prefix, instance.clone());
         let bucket = Bucket::new(jetstream, format!("{prefix}_stage_contents"));
         Self {
-            allocator: Allocator::start(allocations.clone(), events.clone(), deadline),
+            allocator: Allocator::start(allocations.clone(), events.clone(), &config.stages, deadline, clock),
             allocations,
             contents: Cells::new(bucket, instance, deadline),
             met: RwLock::default(),
             events,
             idempotency_window: config.watermark.idempotency_window,
+            first_id: config.stages.first_id,
+            deadline,
         }
     }
 

@@ -39,9 +39,13 @@ const MOST_WAIT: f64 = 25.0;
 /// Whoever waits looks again after this, should the news have been lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// News for those who wait: `tm.event.usage.fed.<tenant>`.
+/// News for those who wait: `tm.event.usage.<tenant>.fed`.
 pub async fn tell(events: &Events, tenant: &str) {
-    events.send(format!("usage.fed.{tenant}"), &json!({ "tenant": tenant })).await;
+    events.send(news_of(tenant), &json!({ "tenant": tenant })).await;
+}
+
+fn news_of(tenant: &str) -> String {
+    format!("usage.{tenant}.fed")
 }
 
 /// How far a reader has come in both lanes.
@@ -147,7 +151,7 @@ impl Usage {
     /// Waits for something new.
     async fn feed_later(&self, asked: &Asked<'_>, deadline: Instant) -> Result<Page> {
         // Without news it is looked now and then.
-        let mut news = self.events.follow(format!("usage.fed.{}", asked.tenant)).await.ok();
+        let mut news = self.events.follow(news_of(asked.tenant.as_str())).await.ok();
         loop {
             // Also right after listening has begun.
             let page = self.feed(asked).await?;

@@ -65,8 +65,8 @@ use crate::{
             AmendRecord, ApplyRetention, CancelBackfill, ChangeRetention, ChangeUnit, CommitBackfill, DeprecateRecord,
             GetBackfill, GetHistory, GetInvoiced, GetLimits, GetMetadata, GetRecord, GetRetention, GetSourceLimits,
             Ingest, ListQuarantine, ListSources, ListUnits, MOST_EVENTS, MarkInvoiced, QueryRecords, ReadFeed,
-            RegisterSource, RegisterUnit, ReplayQuarantine, ReportRetention, RevertBackfill, SendBackfillEvents,
-            SetLimits, SetSourceLimits, SubmitBackfill, SubmitElevatedBackfill,
+            RegisterSource, RegisterUnit, ReplayQuarantine, ReportRetention, RevertBackfill, RevertElevatedBackfill,
+            SendBackfillEvents, SetLimits, SetSourceLimits, SubmitBackfill, SubmitElevatedBackfill,
         },
     },
     clock::Clock,
@@ -266,6 +266,7 @@ impl Usage {
         hosted.add::<DeprecateRecord>(self);
         hosted.add::<SubmitBackfill>(self);
         hosted.add::<SubmitElevatedBackfill>(self);
+        hosted.add::<RevertElevatedBackfill>(self);
         hosted.add::<SendBackfillEvents>(self);
         hosted.add::<CommitBackfill>(self);
         hosted.add::<CancelBackfill>(self);

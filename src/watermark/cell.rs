@@ -1,10 +1,9 @@
 //! One key's task: it takes every change that waits, applies them in order to the state that it knows, and writes the result
 //! with one compare-and-set. When another instance was first it reads again and applies them anew.
 //!
-//! A write whose answer is lost may have happened or not, and may even happen later. Every proposed value carries a fresh
-//! nonce, and the very same bytes are sent again under the same expected revision: at most one of the copies lands, and
-//! the nonce tells whether it was ours. If somebody has written over it meanwhile, the changes count as skipped and are
-//! applied anew: numbers are lost that way, but none is given twice.
+//! Every proposed value carries a fresh nonce, which tells whether a write whose answer was lost was ours. If somebody has
+//! written over it meanwhile, the changes count as skipped and are applied anew: numbers are lost that way, but none is given
+//! twice.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +19,7 @@ use super::{
 };
 use crate::{
     error::{Code, Error, Result},
-    jetstream::{Bucket, CasError, Write},
+    jetstream::{Bucket, CasError, Undecided, Write, pause_before, step_back, until_decided},
 };
 
 /// Changes that share one write. An atomic batch may have 1,000 messages: the state, and for each change an answer to be
@@ -136,8 +135,7 @@ impl<S: State> Cell<S> {
             group.answer_recorded(&self.bucket).await;
         }
         *conflicts += 1;
-        let ceiling = (1 << (*conflicts).min(6)) as f64;
-        tokio::time::sleep(Duration::from_millis(1).mul_f64(rand::random_range(0.0..ceiling))).await;
+        step_back(*conflicts).await;
         Ok(())
     }
 
@@ -158,46 +156,19 @@ impl<S: State> Cell<S> {
 
     /// Writes until the outcome is known. None is a conflict: nothing of ours is stored, or it was written over.
     async fn write_until(&self, writes: &[Write], nonce: &str, deadline: Instant) -> Result<Option<u64>> {
-        let mut in_doubt = false;
-        loop {
-            let source = match self.bucket.write(writes).await {
-                Ok(revision) => return Ok(Some(revision)),
-                Err(CasError::Conflict) if in_doubt => match read::<S>(&self.bucket, &self.key).await {
-                    Ok(Some((found, _, revision))) if found == nonce => return Ok(Some(revision)),
-                    Ok(_) => return Ok(None),
-                    Err(error) if pause_before(deadline).await => {
-                        error.log("watermark.read");
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                },
-                Err(CasError::Conflict) => return Ok(None),
-                // Only when it has come to its end can be told whose it was.
-                Err(CasError::UnderWay) if in_doubt && pause_before(deadline).await => continue,
-                Err(CasError::UnderWay) if in_doubt => {
-                    return Err(Error::unavailable("whether the counters were written is not known yet"));
+        let write = async || {
+            let written = self.bucket.write(writes).await;
+            written.inspect_err(|error| {
+                if matches!(error, CasError::NotStored(_) | CasError::Unknown(_)) {
+                    storage_error("write");
                 }
-                Err(CasError::UnderWay) => return Ok(None),
-                Err(CasError::NotStored(error)) => error,
-                Err(CasError::Unknown(error)) => {
-                    in_doubt = true;
-                    error
-                }
-            };
-            storage_error("write");
-            if !pause_before(deadline).await {
-                return Err(Error::unavailable("the counters can't be written").source(source));
-            }
-        }
+            })
+        };
+        let find = async || {
+            let found = read::<S>(&self.bucket, &self.key).await?;
+            Ok(found.filter(|(found, ..)| found == nonce).map(|(_, _, revision)| revision))
+        };
+        let decided = until_decided(deadline, write, find).await;
+        decided.map_err(|Undecided { source, .. }| Error::unavailable("the counters can't be written").source(source))
     }
-}
-
-/// Waits a moment if there is one before the deadline.
-async fn pause_before(deadline: Instant) -> bool {
-    let until = Instant::now() + Duration::from_millis(rand::random_range(20..100));
-    let in_time = until < deadline;
-    if in_time {
-        tokio::time::sleep_until(until).await;
-    }
-    in_time
 }

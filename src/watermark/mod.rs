@@ -4,6 +4,7 @@
 //! - [`Ranges`] reserves numbers ahead and serves them from memory, for callers that want latency.
 //! - [`leases`] hands out numbers for a while, each to one holder at a time.
 //! - [`once`] gives a repeated request its first answer again.
+//! - [`Passed`] tells what a restore has passed over.
 //!
 //! The promise of the whole: a number may be skipped, but it is never given twice.
 
@@ -13,6 +14,7 @@ mod group;
 pub mod leases;
 mod numbers;
 pub mod once;
+mod passed;
 mod ranges;
 
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use crate::{api::Name, jetstream::Bucket};
 pub use cells::{Cells, Committed, Older, Parts, Past, State};
 pub use numbers::{Absent, Bounds, Mark, Steps, lost};
 pub use once::Once;
+pub use passed::Passed;
 pub use ranges::{RangeSettings, Ranges};
 
 /// The caller's or the proxy's name for a request, kept beside what it took. It grants and decides nothing.

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf};
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tidemark::{clock::Clock, config::Config};
 use uuid::Uuid;
 
@@ -116,6 +117,10 @@ async fn nothing_is_given_again_after_a_restore() {
     prepare(&http).await;
     let mut given = Given::default();
     take(&http, &mut given).await;
+    // A record that is broken harms nobody else, here neither.
+    assert_eq!(http.post("/pools?name=torn&template=.sd", json!({})).await.status, 201);
+    let counters = async_nats::jetstream::new(old.nats().await).get_key_value("tm_counters").await.unwrap();
+    counters.put("noid.torn", "half a rec".into()).await.unwrap();
     let later = set_timer(&http, "2h").await;
     report(&http, "before").await;
     eventually("it is in the ledger before the backup", async || {
@@ -150,6 +155,7 @@ async fn nothing_is_given_again_after_a_restore() {
     assert_eq!(code, Some(0), "{out}{err}");
     for said in [
         "3 keys and 1 pools have passed over 100 ids",
+        "the pool torn is broken, as it was in the backup",
         "1 timers that may have fired since are paused",
         "the next stage is 104",
     ] {
@@ -225,18 +231,34 @@ async fn a_restore_that_was_broken_off_lets_nobody_start() {
     let (code, _, err) = tidemark(&["backup", folder.to_str().unwrap()], old.environment()).await;
     assert_eq!(code, Some(0), "{err}");
     server.stop().await;
-    // A file that is cut short is noticed before anything is touched.
-    let stages = folder.join("tm_STAGES.snapshot");
+    // A file that is cut short, damaged or gone is noticed before anything is touched.
+    let replaced = ["restore", folder.to_str().unwrap(), "--margin", "100", "--replace"];
+    let (stages, dump) = (folder.join("tm_STAGES.snapshot"), folder.join("postgres.dump"));
     let whole = std::fs::read(&stages).unwrap();
-    std::fs::write(&stages, &whole[..whole.len() / 2]).unwrap();
-    let (code, _, err) =
-        tidemark(&["restore", folder.to_str().unwrap(), "--margin", "100", "--replace"], old.environment()).await;
-    assert!(code == Some(1) && err.contains("tm_STAGES.snapshot: has"), "{err}");
+    let broken: Vec<u8> = whole.iter().map(|byte| !byte).collect();
+    let saved = std::fs::read(&dump).unwrap();
+    let mut damaged = saved.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    for (path, right, wrong) in
+        [(&stages, &whole, &whole[..whole.len() / 2]), (&stages, &whole, &broken), (&dump, &saved, &damaged)]
+    {
+        std::fs::write(path, wrong).unwrap();
+        let (code, _, err) = tidemark(&replaced, old.environment()).await;
+        assert!(code == Some(1) && err.contains(&format!("{}: is not as it was saved", path.display())), "{err}");
+        std::fs::write(path, right).unwrap();
+    }
+    std::fs::remove_file(&stages).unwrap();
+    let (code, _, err) = tidemark(&replaced, old.environment()).await;
+    assert!(code == Some(1) && err.contains("tm_STAGES.snapshot: No such file"), "{err}");
     old.serve().await.stop().await;
-    // As long as it was, and broken: everything before it is there, what comes after is not.
-    let mut broken = whole.clone();
-    broken.iter_mut().for_each(|byte| *byte = !*byte);
+    // One that the server won't have all the same: everything before it is there, what comes after is not.
     std::fs::write(&stages, &broken).unwrap();
+    let manifest = folder.join("manifest.json");
+    let described = std::fs::read_to_string(&manifest).unwrap();
+    let mut forged: Value = serde_json::from_str(&described).unwrap();
+    let hash: String = Sha256::digest(&broken).iter().map(|byte| format!("{byte:02x}")).collect();
+    forged["files"]["tm_STAGES.snapshot"] = json!(hash);
+    std::fs::write(&manifest, forged.to_string()).unwrap();
     let new = Deployment::empty().await;
     let restore = ["restore", folder.to_str().unwrap(), "--margin", "100"];
     let (code, _, err) = tidemark(&restore, new.environment()).await;
@@ -245,6 +267,7 @@ async fn a_restore_that_was_broken_off_lets_nobody_start() {
     let (code, printed) = process.ended().await;
     assert!(code == Some(1) && printed.contains("its restore was broken off"), "{printed}");
     std::fs::write(&stages, whole).unwrap();
+    std::fs::write(&manifest, described).unwrap();
     let (code, out, err) = tidemark(&[&restore[..], &["--replace"]].concat(), new.environment()).await;
     assert_eq!(code, Some(0), "{out}{err}");
     let server = new.serve().await;

@@ -22,6 +22,11 @@ async fn help_and_bad_use() {
         assert_eq!(code, Some(2), "{arguments:?}: {err}");
         assert!(!err.contains("panicked"), "{err}");
     }
+    let broken = folder().join("broken.toml");
+    std::fs::write(&broken, "[http]\nport 1").unwrap();
+    let broken = broken.to_str().unwrap();
+    let (code, _, err) = tidemark(&["doctor", "--config", broken], HashMap::new()).await;
+    assert!(code == Some(1) && err.contains(&format!("{broken}: TOML parse error at line 2")), "{err}");
 }
 
 #[tokio::test]
@@ -73,6 +78,9 @@ async fn doctor_finds_nothing_where_all_is_well_and_says_what_to_do_where_not() 
         assert!(out.contains(line), "{line}: {out}");
     }
     assert!(!out.contains("WRONG"), "{out}");
+    // Whoever calls the service is not the service.
+    let (code, out, _) = tidemark(&["doctor"], up.env.clone()).await;
+    assert!(code == Some(1) && out.contains("are these the service's own credentials?"), "{out}");
 
     let deployment = Deployment::empty().await;
     let mut environment = deployment.environment();

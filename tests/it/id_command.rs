@@ -19,7 +19,9 @@ async fn keys_are_made_looked_at_and_used() {
         assert_eq!(code, Some(0), "{arguments:?}: {err}");
         out
     };
-    let made = printed(&["config", "set-increment", "orders", "--base", "100", "--strict"]).await;
+    let made =
+        printed(&["config", "set-increment", "orders", "--base", "100", "--strict", "--max-request-delta", "7"]).await;
+    assert!(made.contains("most asked  7"), "{made}");
     assert!(made.contains("current     100") && made.contains("mode        strict"), "{made}");
     let parts =
         json!({ "parts": [{ "type": "fixed-chars", "value": "A-" }, { "type": "auto-increment", "length": 3 }] });

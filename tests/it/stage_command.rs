@@ -44,6 +44,7 @@ async fn a_designer_at_the_command_line() {
         (&["info", "103"][..], "stage 103 was never allocated"),
         (&["allocate", "--request-id", "x"], "--request-id"),
         (&["create-act", "101", "1:2"], "must read PROP=STATE"),
+        (&["create-act", "101", "1=1", "1=2"], "prop 1 is given two states"),
         (
             &["create-act", "101", "9=2"],
             "Data Error: Act '{101, 2, 0}' references an unregistered PropID '{101, 0, 9}'.",

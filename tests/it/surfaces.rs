@@ -6,6 +6,11 @@ use futures::StreamExt;
 use reqwest::Method;
 use serde_json::json;
 use tidemark::roles::Role;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
 
 use crate::support::{API_KEY, Deployment, Process, Running, eventually};
 
@@ -39,6 +44,7 @@ async fn every_surface_speaks_its_own_dialect() {
     }
     let method = caller.delete("/v1/id/increment").await;
     assert_eq!((method.status, method.json()["code"].as_i64()), (405, Some(1001)));
+    assert_eq!(stranger.delete("/v1/id/increment").await.status, 401, "nor do strangers learn what there is");
     server.stop().await;
 }
 
@@ -50,6 +56,27 @@ async fn pools_and_stages_are_open_until_the_setting_closes_them() {
         assert_eq!(server.http().get(path).await.status, 401, "{path}");
         assert_eq!(server.http().key(API_KEY).get(path).await.status, 404, "{path}");
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_says_nothing_is_closed_and_one_that_waits_is_not() {
+    let deployment = Deployment::new().await;
+    let server = deployment.serve_with(|config| config.http.idle_timeout = Duration::from_secs(1)).await;
+    let address = server.url.strip_prefix("http://").unwrap();
+    let silence = async {
+        for head in ["", "GET /health HTTP/1.1\r\nHost: x\r\n", "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"] {
+            let mut connection = TcpStream::connect(address).await.unwrap();
+            connection.write_all(head.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            let closed = timeout(Duration::from_secs(20), connection.read_to_string(&mut answer));
+            closed.await.expect("it is closed").unwrap();
+            assert_eq!(answer.contains("200 OK"), head.ends_with("\r\n\r\n"), "{answer}");
+        }
+    };
+    let waiting = async { server.http().key(API_KEY).get("/api/uc/v1/usage/records/feed?wait=3").await };
+    let ((), waited) = tokio::join!(silence, waiting);
+    assert_eq!(waited.status, 200, "{}", waited.text);
     server.stop().await;
 }
 

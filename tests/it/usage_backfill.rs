@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use futures::{FutureExt, future::join_all};
+use futures::{FutureExt, StreamExt, future::join_all};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use tidemark::{
     api::usage::{BackfillAnswer, BackfillId, BackfillMode, BackfillRequest, TimeRange},
     config::Config,
     error::Code,
+    jetstream::round_trip,
 };
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::{
@@ -107,6 +109,13 @@ async fn a_range_is_archived_and_replaced_and_can_be_taken_back() {
     let replacement =
         vec![of("calls", "a", 10, 5), with(of("calls", "new", 25, 7), "metadata", json!({ "by": "hand" }))];
     let wanted = request("calls", (0, 30), replacement);
+    let nats = deployment.nats().await;
+    let mut news = nats.subscribe("tm.event.usage.default.backfill").await.unwrap();
+    round_trip(&nats).await.unwrap();
+    let mut told = async || {
+        let event = timeout(Duration::from_secs(20), news.next()).await.expect("it is told").unwrap();
+        serde_json::from_slice::<Value>(&event.payload).unwrap()
+    };
 
     let preview = http.submit(with(wanted.clone(), "dry_run", true)).await;
     assert_eq!(preview.status, 200, "{}", preview.text);
@@ -145,6 +154,7 @@ async fn a_range_is_archived_and_replaced_and_can_be_taken_back() {
     }
     assert!(done["operator_id"].as_str().unwrap().contains("default") && done["completed_at"].is_string(), "{done}");
     assert_eq!(http.status(&done["id"]).await, done);
+    assert_eq!(told().await, done);
     assert_eq!(
         http.active("usage_type=calls").await,
         pairs(&[("a", "5"), ("c", "3"), ("new", "7")]),
@@ -155,19 +165,20 @@ async fn a_range_is_archived_and_replaced_and_can_be_taken_back() {
     assert_eq!((&archived[0]["status"], &archived[0]["backfill_operation_id"]), (&json!("archived"), &done["id"]));
     assert_eq!(http.get(METADATA).await.json()["total_records"], 6);
     let page = http.fed(&format!("position={feed}")).await;
-    let told: Vec<(Value, Value)> = page["records"]
+    let seen: Vec<(Value, Value)> = page["records"]
         .as_array()
         .unwrap()
         .iter()
         .map(|one| (one["resource_id"].clone(), one["status"].clone()))
         .collect();
     let expected = [("a", "archived"), ("b", "archived"), ("a", "active"), ("new", "active")];
-    assert_eq!(told, expected.map(|(a, b)| (json!(a), json!(b))));
+    assert_eq!(seen, expected.map(|(a, b)| (json!(a), json!(b))));
     feed = page["next_position"].as_str().unwrap().to_owned();
 
     let reverted = http.revert(&done["id"]).await;
     assert_eq!(reverted.status, 200, "{}", reverted.text);
     assert_eq!(reverted.json()["revert_reason"], "it was right");
+    assert_eq!(told().await, reverted.json());
     assert_eq!(http.active("usage_type=calls").await, pairs(&[("a", "1"), ("b", "2"), ("c", "3")]));
     let page = http.fed(&format!("position={feed}")).await;
     assert_eq!(page["records"].as_array().unwrap().len(), 4);
@@ -260,6 +271,10 @@ async fn bad_backfills_change_nothing() {
     let elevated = http.with_new_key(key(json!(["usage", "elevated"]))).await;
     let answer = elevated.submit(range(at(0) - day * 300, at(0) - day * 100)).await;
     assert_eq!(answer.status, 201, "{}", answer.text);
+    let old = answer.json()["id"].clone();
+    let answer = admin.revert(&old).await;
+    assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("backfill_window_exceeded")), "{}", answer.text);
+    assert_eq!(elevated.revert(&old).await.status, 200);
     let answer = elevated.submit(range(at(0) - day * 367, at(0))).await;
     assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("validation_error")), "{}", answer.text);
 
@@ -421,6 +436,34 @@ async fn a_closed_range_refuses_requests_and_lets_published_records_wait() {
     is_consistent(&database).await;
     // Sent again, they are duplicates.
     assert_eq!(http.verdict(json!([inside, behind])).await, (0, 2, vec![]));
+}
+
+#[tokio::test]
+async fn a_part_of_a_replayed_message_that_waits_is_not_lost() {
+    const QUARANTINE: &str = "/api/uc/v1/usage/quarantine";
+    let (deployment, _server, http) = ledger().await;
+    let (nats, database) = (deployment.nats().await, deployment.database().await);
+    let left = async || http.get(QUARANTINE).await.json()["records"].as_array().unwrap().clone();
+    // Two records with a header that is none of a caller's: one entry.
+    let message = json!([of("calls", "a", 10, 1), of("bytes", "disk", 20, 200)]).to_string();
+    publish(&nats, "usage.default.default", &[("Tidemark-Replay", "1")], message.into()).await;
+    let entry = eventually("it is refused", async || left().await.first().cloned()).await;
+    let id = staged(&http, request("bytes", (5, 30), vec![of("bytes", "disk", 12, 500)])).await;
+    let replayed = async { http.post(&format!("{QUARANTINE}/replay"), json!({ "ids": [entry["id"]] })).await };
+    let meanwhile = async {
+        eventually("one is taken", async || (http.active("resource_id=a").await.len() == 1).then_some(())).await;
+        assert_eq!(left().await, [] as [Value; 0], "what waits is no business of quarantine");
+        // The backfill makes it a counter that falls.
+        assert_eq!(commit(&http, &id).await.status, 201);
+        let refused = eventually("it is refused for itself", async || left().await.first().cloned()).await;
+        assert_ne!(refused["id"], entry["id"]);
+        let told = (&refused["reason"]["code"], &refused["record"]["resource_id"]);
+        assert_eq!(told, (&json!("counter_violation"), &json!("disk")));
+    };
+    // Whoever asked for it waits for both.
+    let (replayed, ()) = tokio::join!(replayed, meanwhile);
+    assert!([200, 202].contains(&replayed.status), "{}", replayed.text);
+    is_consistent(&database).await;
 }
 
 #[tokio::test]

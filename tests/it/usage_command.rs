@@ -44,7 +44,8 @@ async fn usage_at_the_command_line() {
     let (code, printed, problem) = run(&["emit", "--fill"], &lines).await;
     assert_eq!(code, Some(0), "{problem}");
     assert!(printed.contains("accepted    2") && printed.contains("duplicates  1"), "{printed}");
-    let table = "usage_type,resource_id,value,user_id,metadata.region\ncalls,a,1,ann,eu\ncalls,\"b, c\",2,,\n";
+    let table =
+        "\u{feff}usage_type,resource_id,value,user_id,metadata.region\ncalls,a,1,ann,eu\ncalls,\"b,\n\"\"c\"\"\",2,,\n";
     let (code, printed, problem) = run(&["emit", "--format", "csv", "--fill"], table).await;
     assert!(code == Some(0) && printed.contains("accepted    2"), "{printed}{problem}");
     let database = deployment.database().await;
@@ -54,13 +55,24 @@ async fn usage_at_the_command_line() {
             .await
             .unwrap();
     assert_eq!(row, ("ann".to_owned(), "{\"region\": \"eu\"}".to_owned()));
+    let multiline = "select count(*) from usage_records where resource_id = $1";
+    let multiline: i64 = sqlx::query_scalar(multiline).bind("b,\n\"c\"").fetch_one(&database).await.unwrap();
+    assert_eq!(multiline, 1);
+    // What stands before a line that can't be read is sent, and counted.
+    let (code, printed, problem) = run(&["emit"], &format!("{known}\nnonsense\n")).await;
+    assert!(code == Some(1) && printed.contains("duplicates  1"), "{printed}");
+    assert!(problem.contains("line 2: ") && problem.contains("(1 records before it were sent"), "{problem}");
     // What is wrong is named, with its line, and nothing of it is sent.
     for (arguments, input, expected) in [
         (&["emit"][..], "{}\nnonsense\n", "line 1: idempotency_key is missing (--fill makes one) (0 records before"),
         (&["emit", "--fill"], "{}\n", "line 1: missing field"),
         (&["emit"], "nonsense\n", "line 1"),
         (&["emit"], "{\"usage_typ\": \"x\"}\n", "unknown field \"usage_typ\""),
+        (&["emit", "--fill"], "{\"value\": 1, \"value\": 2}\n", "line 1: \"value\" is there twice"),
         (&["emit", "--format", "csv"], "usage_type,value\ncalls\n", "line 2: 1 cells, but the first line has 2"),
+        (&["emit", "--format", "csv"], "value,value\n1,2\n", "line 1: \"value\" is there twice"),
+        (&["emit", "--format", "csv"], "value\n\"2\n3\n", "line 2: a quote is not closed"),
+        (&["emit", "--format", "csv"], "value\r1\r2\r", "line 1: lines must end with a line feed"),
         (&["emit", "--type", "calls"], "", "--resource"),
         (&["emit", "--source", "a b"], "", "invalid key format"),
     ] {
@@ -159,6 +171,9 @@ async fn backfills_and_reports_at_the_command_line() {
     );
     let (code, _, problem) = run(&range, "nonsense").await;
     assert!(code == Some(1) && problem.contains("line 1"), "{problem}");
+    // A pipe that has failed empties nothing.
+    let (code, _, problem) = run(&range, "").await;
+    assert!(code == Some(1) && problem.contains("--allow-empty"), "{problem}");
 
     let (code, printed, problem) = run(&["report", "--from", &from], "").await;
     assert_eq!(code, Some(0), "{problem}");
@@ -191,4 +206,6 @@ async fn backfills_and_reports_at_the_command_line() {
     assert!(code == Some(0) && printed.contains("status      completed") && printed.contains("reverted"), "{printed}");
     let (code, _, problem) = run(&["backfill-revert", id, "--reason", "again"], "").await;
     assert!(code == Some(1) && problem.contains("reverted before"), "{problem}");
+    let (code, printed, problem) = run(&[&range[..], &["--allow-empty"]].concat(), "").await;
+    assert!(code == Some(0) && printed.contains("status      completed"), "{printed}{problem}");
 }

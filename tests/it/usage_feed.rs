@@ -186,7 +186,7 @@ async fn whoever_waits_holds_nobody_up() {
     let http = process.http().await.key(API_KEY);
     process.is_ready().await;
     let Deployment { monitor_url, account, .. } = &deployment;
-    let listening = format!("{monitor_url}/subsz?subs=1&acc={account}&test=tm.event.usage.fed.default");
+    let listening = format!("{monitor_url}/subsz?subs=1&acc={account}&test=tm.event.usage.default.fed");
     let stopping = async {
         eventually("it waits", async || {
             let listening: Value = reqwest::get(&listening).await.unwrap().json().await.unwrap();

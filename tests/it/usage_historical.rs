@@ -111,7 +111,9 @@ async fn all_that_is_read(http: &Http) -> Value {
         histories.push(json!([one.json(), history.json()]));
     }
     let mut metadata = http.get(METADATA).await.json();
+    // Neither tells of the ledger, and both change with the time.
     metadata["reconciliation"] = json!(null);
+    metadata["storage_health"] = json!(null);
     json!({
         "all": all,
         "by fours": http.all("page_size=4&include_archived=true&include_deprecated=true").await,
@@ -145,11 +147,6 @@ async fn fill(http: &Http) {
     let withdrawn = http.deprecate(&id_of(&all, "withdrawn"), json!({ "reason": "never happened" })).await;
     assert_eq!((amended.status, withdrawn.status), (200, 200), "{} {}", amended.text, withdrawn.text);
     assert_eq!(http.verdict(json!([record("calls", "a", 1), record("calls", "live", 2)])).await.0, 2);
-    // A verdict comes before its message has left the stream, and what is read tells of both.
-    eventually("the stream is empty", async || {
-        (http.get(METADATA).await.json()["storage_health"]["backlog_messages"] == 0).then_some(())
-    })
-    .await;
 }
 
 #[tokio::test]

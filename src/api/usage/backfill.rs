@@ -12,7 +12,7 @@ use crate::api::Json;
 /// Replacement records in one request. More are sent in parts.
 pub const MOST_EVENTS: usize = 10_000;
 
-/// How many days back a backfill reaches without the role `admin`.
+/// How many days back a backfill reaches without the role `elevated`.
 pub const BACKFILL_DAYS: i64 = 90;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

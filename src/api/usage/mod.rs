@@ -115,8 +115,8 @@ operations! {
     /// Replaces what the ledger has of one type in a range of time: what is there is archived, and these records take its
     /// place, all of it in one transaction or nothing.
     ///
-    /// 201 when it is done, 202 while it goes on, 200 for a dry run. A range that another backfill works on is refused. More
-    /// than 90 days back it needs the role `elevated`, or its own subject.
+    /// 201 when it is done, 202 while it goes on, 200 for a dry run, which does not judge whether a counter would go down. A
+    /// range that another backfill works on is refused. More than 90 days back it needs the role `elevated`, or its own subject.
     submit_backfill = SubmitBackfill(tenant, source): BackfillRequest => BackfillAnswer {
         verb: "backfill",
         scope: Usage,
@@ -171,13 +171,23 @@ operations! {
     }
 
     /// Takes a backfill back: what it archived is active again, and what it added is archived. Once, and only while nobody
-    /// has changed its records since.
+    /// has changed its records since. More than 90 days back it needs the role `elevated`, or its own subject.
     revert_backfill = RevertBackfill(tenant): BackfillReversion => Backfill {
         verb: "backfill-revert",
         scope: Usage,
         success: 200,
         deferred: 202,
+        privileged: Elevated RevertElevatedBackfill,
         routes: [Post "/api/uc/v1/usage/backfill/{id}/revert"],
+    }
+
+    /// The same, however far back.
+    revert_elevated_backfill = RevertElevatedBackfill(tenant): BackfillReversion => Backfill {
+        verb: "backfill-revert-elevated",
+        scope: Elevated,
+        success: 200,
+        deferred: 202,
+        routes: [],
     }
 
     /// Until when the tenant has been invoiced.

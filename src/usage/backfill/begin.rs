@@ -24,7 +24,7 @@ use crate::{
         store::{
             backfills::{self, NewEvent, NewOperation},
             historical::Span,
-            ranges::{BusyRange, NewRange, begin_range, ranges_of},
+            ranges::{BusyRange, NewRange, begin_range, in_the_way, ranges_of},
             unavailable,
         },
     },
@@ -38,7 +38,7 @@ const SHOWN: usize = 100;
 
 impl Handle<SubmitBackfill> for Usage {
     async fn handle(&self, call: Call<SubmitBackfill>) -> Result<BackfillAnswer> {
-        self.check_window(&call.request.time_range)?;
+        self.check_window("time_range.from", call.request.time_range.from)?;
         self.submit(&call.target, kept(call.request), &call.context).await
     }
 }
@@ -57,11 +57,12 @@ fn kept(mut request: BackfillRequest) -> BackfillRequest {
 }
 
 impl Usage {
-    fn check_window(&self, range: &TimeRange) -> Result<()> {
-        match range.from < self.clock.now() - TimeDelta::days(BACKFILL_DAYS) {
+    /// Whether a range may be worked on that begins so far back.
+    pub(super) fn check_window(&self, field: &str, from: DateTime<Utc>) -> Result<()> {
+        match from < self.clock.now() - TimeDelta::days(BACKFILL_DAYS) {
             true => {
                 let problem = format_args!("lies more than {BACKFILL_DAYS} days back, which needs the role elevated");
-                Err(Error::field_as(Code::BackfillWindowExceeded, "time_range.from", problem))
+                Err(Error::field_as(Code::BackfillWindowExceeded, field, problem))
             }
             false => Ok(()),
         }
@@ -105,10 +106,10 @@ impl Usage {
             }
             return Err(Error::new(error.code, message).details(details));
         }
+        self.admit_events(tenant, events.len().max(1))?;
         if request.dry_run {
             return Ok(BackfillAnswer::Preview(Box::new(self.preview(tenant, request, &events).await?)));
         }
-        self.admit_events(tenant, events.len().max(1))?;
         self.begin(id, tenant, request, context).await?;
         let begun = async {
             self.keep_events(id, &events).await?;
@@ -144,10 +145,7 @@ impl Usage {
         };
         let range = NewRange {
             operation_id: id,
-            tenant: tenant.as_str(),
-            usage_type: &request.usage_type,
-            from,
-            to,
+            span: Span { tenant: tenant.as_str(), usage_type: &request.usage_type, from, to },
             blocking: request.mode == BackfillMode::Blocking,
             phase: "receiving",
         };
@@ -173,9 +171,12 @@ impl Usage {
         let span = Span { tenant: tenant.as_str(), usage_type: &request.usage_type, from, to };
         // What moved comes back to be looked at, and nothing of it stays.
         let mut transaction = self.database.begin().await.map_err(unavailable)?;
+        if let Some(other) = in_the_way(&mut transaction, &span).await.map_err(unavailable)? {
+            return Err(overlap(&other));
+        }
         self.historical.thaw_span(&mut transaction, &span).await?;
         let read = async {
-            let there = backfills::active_in_range(&mut transaction, &span, SHOWN as i64).await?;
+            let there = backfills::active_in_range(&mut transaction, &span, SHOWN as i64, events).await?;
             let is_invoiced = backfills::is_invoiced(&mut transaction, tenant.as_str(), from).await?;
             transaction.rollback().await?;
             Ok((there, is_invoiced))

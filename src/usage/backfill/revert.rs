@@ -6,8 +6,8 @@ use tokio::time::timeout;
 use super::begin::overlap;
 use crate::{
     api::{
-        Call, Context, Handle,
-        usage::{Backfill, RevertBackfill},
+        Call, Context, Handle, Name,
+        usage::{Backfill, RevertBackfill, RevertElevatedBackfill},
     },
     error::{Code, Error, Result},
     usage::{
@@ -25,10 +25,36 @@ use crate::{
 
 impl Handle<RevertBackfill> for Usage {
     async fn handle(&self, call: Call<RevertBackfill>) -> Result<Backfill> {
-        let (tenant, id, reason) = (&call.target, call.request.id, &call.request.reason);
-        check_speaks_for_all(&call.context)?;
-        check_reason(reason)?;
-        let operation = self.operation(tenant, id).await?;
+        let Call { target: tenant, request, context } = call;
+        let operation = self.operation(&tenant, request.id).await?;
+        self.check_window("id", operation.range_start)?;
+        self.take_back(&tenant, operation, request.reason, context).await
+    }
+}
+
+impl Handle<RevertElevatedBackfill> for Usage {
+    async fn handle(&self, call: Call<RevertElevatedBackfill>) -> Result<Backfill> {
+        let Call { target: tenant, request, context } = call;
+        let operation = self.operation(&tenant, request.id).await?;
+        self.take_back(&tenant, operation, request.reason, context).await
+    }
+}
+
+fn reverted_before() -> Error {
+    Error::new(Code::BackfillConflict, "the backfill was reverted before")
+}
+
+impl Usage {
+    async fn take_back(
+        &self,
+        tenant: &Name,
+        operation: Operation,
+        reason: String,
+        context: Context,
+    ) -> Result<Backfill> {
+        check_speaks_for_all(&context)?;
+        check_reason(&reason)?;
+        let id = operation.id;
         if operation.status != "completed" {
             let message = format!("the backfill is {}", operation.status);
             return Err(Error::new(Code::BackfillConflict, message).details(json!({ "status": operation.status })));
@@ -38,36 +64,26 @@ impl Handle<RevertBackfill> for Usage {
         }
         self.begin_revert(&operation).await?;
         let usage = self.me.upgrade().ok_or_else(|| Error::unavailable("we are stopping"))?;
-        let (reason, context) = (reason.clone(), call.context.clone());
         // Once begun it is ended, whether or not somebody waits for it.
         let done = self.tracker.spawn(async move {
             let reverted = usage.leased(id, usage.revert(&operation, &reason, &context)).await;
             let ended = usage.finish(id).await;
             feed::tell(&usage.events, &operation.tenant_id).await;
-            reverted.and(ended)
+            let done = reverted.and(ended);
+            if done.is_ok() {
+                usage.tell_of_backfill(&operation).await;
+            }
+            done
         });
         if let Ok(done) = timeout(self.answer_within, done).await {
             done.map_err(Error::internal)??;
         }
         self.backfill(tenant, id).await
     }
-}
 
-fn reverted_before() -> Error {
-    Error::new(Code::BackfillConflict, "the backfill was reverted before")
-}
-
-impl Usage {
     async fn begin_revert(&self, operation: &Operation) -> Result<()> {
-        let range = NewRange {
-            operation_id: operation.id,
-            tenant: &operation.tenant_id,
-            usage_type: &operation.usage_type,
-            from: operation.range_start,
-            to: operation.range_end,
-            blocking: false,
-            phase: "reverting",
-        };
+        let range =
+            NewRange { operation_id: operation.id, span: operation.span(), blocking: false, phase: "reverting" };
         let begun = async {
             let mut transaction = self.changing_ranges().await?;
             let overlap = begin_range(&mut transaction, &range, self.lease).await?;

@@ -63,6 +63,19 @@ impl Usage {
             tracing::warn!(%error, %id, "the end of a backfill is left to whoever finds it");
         }
         feed::tell(&self.events, &operation.tenant_id).await;
+        self.tell_of_backfill(&operation).await;
+    }
+
+    /// `tm.event.usage.<tenant>.backfill`: one is done, has failed, or was taken back.
+    pub(super) async fn tell_of_backfill(&self, operation: &Operation) {
+        let found = async {
+            let mut connection = self.database.acquire().await.map_err(unavailable)?;
+            super::find(&mut connection, &operation.tenant_id, operation.id).await?.shown()
+        };
+        match found.await {
+            Ok(backfill) => self.events.send(format!("usage.{}.backfill", operation.tenant_id), &backfill).await,
+            Err(error) => tracing::warn!(%error, id = %operation.id, "the end of a backfill was not told"),
+        }
     }
 
     /// Everything in one transaction. What others wait for is taken last: heads, tallies, the feed.

@@ -86,6 +86,12 @@ impl Received {
     pub fn origin(&self) -> Origin<'_> {
         Origin { tenant: &self.tenant, source: &self.source }
     }
+
+    /// The entry in quarantine that this record is all of.
+    pub fn entry_of(&self, item: &Item) -> Option<Uuid> {
+        let shares = |other: &&Item| other.replay_of == item.replay_of;
+        item.replay_of.filter(|_| self.items.iter().filter(shares).nth(1).is_none())
+    }
 }
 
 /// One record of a message, or a message that could not be read.

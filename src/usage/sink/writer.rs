@@ -322,7 +322,7 @@ async fn keep_waiting(transaction: &mut PgConnection, shard: i32, batch: &Batch)
                 came_at: item.came_at,
                 user: item.user.as_deref(),
                 series: parking::series(item),
-                replay_of: item.replay_of,
+                replay_of: message.entry_of(item),
                 payload: &item.payload,
             }),
             // It stays where it is.
@@ -380,7 +380,9 @@ async fn keep_refused(transaction: &mut PgConnection, batch: &Batch) -> Result<(
                 payload: &item.payload,
             }),
             (Outcome::Accepted | Outcome::Duplicate, Some(entry)) => taken.push(entry),
-            (Outcome::Accepted | Outcome::Duplicate, None) | (Outcome::Parked, _) => {}
+            // It goes its own way, and is an entry of its own should it be refused.
+            (Outcome::Parked, Some(entry)) if message.entry_of(item).is_none() => taken.push(entry),
+            (Outcome::Accepted | Outcome::Duplicate | Outcome::Parked, _) => {}
         }
     }
     // Of an entry with several records, one that is refused again keeps it there.

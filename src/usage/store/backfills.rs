@@ -572,24 +572,34 @@ pub async fn note_reverted(
     Ok(note.execute(connection).await?.rows_affected() == 1)
 }
 
-/// What is active in a range: how many, and by source and resource those with the most.
+/// What is active in a range: how many, and by source and resource those with the most and those of the events.
 pub async fn active_in_range(
     connection: &mut PgConnection,
     span: &Span<'_>,
     most: i64,
+    events: &[NewEvent],
 ) -> Result<(i64, Vec<ResourcePreview>), sqlx::Error> {
     let rows: Vec<(String, String, i64, String, i64)> = sqlx::query_as(
-        "select source_id, resource_id, count(*), trim_scale(sum(value))::text, (sum(count(*)) over ())::bigint
-         from usage_records
-         where tenant_id = $1 and usage_type = $2 and event_timestamp >= $3 and event_timestamp < $4
-             and status = 'active'
-         group by source_id, resource_id order by count(*) desc, source_id, resource_id limit $5",
+        "with there as (
+             select source_id, resource_id, count(*) as records, trim_scale(sum(value))::text as value,
+                 (sum(count(*)) over ())::bigint as total,
+                 row_number() over (order by count(*) desc, source_id, resource_id) as place
+             from usage_records
+             where tenant_id = $1 and usage_type = $2 and event_timestamp >= $3 and event_timestamp < $4
+                 and status = 'active'
+             group by source_id, resource_id
+         )
+         select source_id, resource_id, records, value, total from there
+         where place <= $5 or (source_id, resource_id) in (select * from unnest($6::text[], $7::text[]))
+         order by place",
     )
     .bind(span.tenant)
     .bind(span.usage_type)
     .bind(span.from)
     .bind(span.to)
     .bind(most)
+    .bind(column(events, |event| event.source.as_str()))
+    .bind(column(events, |event| event.record.resource_id.as_str()))
     .fetch_all(connection)
     .await?;
     let total = rows.first().map_or(0, |row| row.4);

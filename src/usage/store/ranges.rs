@@ -9,6 +9,8 @@ use chrono::{DateTime, Utc};
 use sqlx::{FromRow, PgConnection};
 use uuid::Uuid;
 
+use super::historical::Span;
+
 /// Among the database's advisory locks.
 pub const RANGES: i64 = 0x7469_6465_7261_6e67;
 
@@ -54,12 +56,23 @@ pub async fn busy_ranges(connection: &mut PgConnection) -> Result<Vec<BusyRange>
 /// What a range is called that is not worked on yet.
 pub struct NewRange<'a> {
     pub operation_id: Uuid,
-    pub tenant: &'a str,
-    pub usage_type: &'a str,
-    pub from: DateTime<Utc>,
-    pub to: DateTime<Utc>,
+    pub span: Span<'a>,
     pub blocking: bool,
     pub phase: &'a str,
+}
+
+/// The one that is in the way of work on this, if there is one.
+pub async fn in_the_way(connection: &mut PgConnection, span: &Span<'_>) -> Result<Option<BusyRange>, sqlx::Error> {
+    sqlx::query_as(
+        "select * from backfill_ranges where tenant_id = $1 and usage_type = $2 and range_start < $4 and range_end > $3
+         limit 1",
+    )
+    .bind(span.tenant)
+    .bind(span.usage_type)
+    .bind(span.from)
+    .bind(span.to)
+    .fetch_optional(connection)
+    .await
 }
 
 /// Begins work on a range. The one that is in the way, if there is one.
@@ -68,16 +81,7 @@ pub async fn begin_range(
     range: &NewRange<'_>,
     lease: Duration,
 ) -> Result<Option<BusyRange>, sqlx::Error> {
-    let overlap: Option<BusyRange> = sqlx::query_as(
-        "select * from backfill_ranges where tenant_id = $1 and usage_type = $2 and range_start < $4 and range_end > $3
-         limit 1",
-    )
-    .bind(range.tenant)
-    .bind(range.usage_type)
-    .bind(range.from)
-    .bind(range.to)
-    .fetch_optional(&mut *connection)
-    .await?;
+    let overlap = in_the_way(connection, &range.span).await?;
     if overlap.is_some() {
         return Ok(overlap);
     }
@@ -87,10 +91,10 @@ pub async fn begin_range(
          values ($1, $2, $3, $4, $5, $6, $7, clock_timestamp() + make_interval(secs => $8))",
     )
     .bind(range.operation_id)
-    .bind(range.tenant)
-    .bind(range.usage_type)
-    .bind(range.from)
-    .bind(range.to)
+    .bind(range.span.tenant)
+    .bind(range.span.usage_type)
+    .bind(range.span.from)
+    .bind(range.span.to)
     .bind(range.blocking)
     .bind(range.phase)
     .bind(lease.as_secs_f64())
