@@ -10,6 +10,7 @@ use std::{
 };
 
 use async_nats::HeaderMap;
+use chrono::{TimeDelta, Utc};
 use futures::{StreamExt, future::join_all};
 use nix::{
     sys::signal::{Signal, kill},
@@ -19,6 +20,7 @@ use serde_json::{Value, json};
 use tidemark::{
     api::{Context, stages::AllocateStage, stages::NewStage},
     client::{Client, SERVICE_ERROR_CODE},
+    clock::Clock,
     config::Config,
     error::{Code, Result},
     jetstream::round_trip,
@@ -156,6 +158,65 @@ async fn a_hundred_callers_with_one_request_id_get_one_stage() {
     assert_eq!(post(&both[1], &new_id()).await.text, r#"{"stage_id":64}"#, "nothing was burnt");
     one.stop().await;
     two.stop().await;
+}
+
+#[tokio::test]
+async fn a_repeat_is_known_for_as_long_as_the_window_to_whoever_starts_later_too() {
+    let deployment = Deployment::new().await;
+    let one = deployment.serve_with(unlimited).await;
+    let client = deployment.client().await;
+    let (first, second) = (new_id(), new_id());
+    assert_eq!(allocate(&client, &first).await.unwrap(), (1, false));
+    let give = async |entries: usize| {
+        for _ in 0..entries {
+            allocate(&client, &new_id()).await.unwrap();
+        }
+    };
+    give(50).await;
+    let middle = Utc::now();
+    // More entries than are read at once.
+    give(1050).await;
+    assert_eq!(allocate(&client, &second).await.unwrap(), (1102, false));
+    one.stop().await;
+    // Whoever starts when the first entries are too old reads those that count.
+    let clock = Clock::manual(middle + TimeDelta::hours(24));
+    let two = deployment.serve_by_with(&clock, unlimited).await;
+    assert_eq!(allocate(&client, &second).await.unwrap(), (1102, true));
+    assert_eq!(allocate(&client, &first).await.unwrap(), (1103, false), "a repeat after the window is a new request");
+    assert_eq!(allocate(&client, &first).await.unwrap(), (1103, true));
+    clock.set(Utc::now() + TimeDelta::hours(24));
+    assert_eq!(allocate(&client, &second).await.unwrap(), (1104, false));
+    two.stop().await;
+    // All of them exist, for ever.
+    let three = deployment.serve_with(unlimited).await;
+    let http = three.http();
+    for (stage, request) in [(1, &first), (1102, &second), (1103, &first), (1104, &second)] {
+        assert_eq!(http.get(&format!("/stages/{stage}")).await.json()["request_id"], json!(request), "{stage}");
+    }
+    assert_eq!(http.get("/stages/1105").await.status, 404);
+    three.stop().await;
+}
+
+#[tokio::test]
+async fn the_first_id_may_be_raised_and_others_go_on_from_there() {
+    let deployment = Deployment::new().await;
+    let from = |first: i64| move |config: &mut Config| config.stages.first_id = first;
+    let one = deployment.serve_with(from(101)).await;
+    let client = deployment.client().await;
+    let before = new_id();
+    assert_eq!(allocate(&client, &before).await.unwrap(), (101, false));
+    one.stop().await;
+    let two = deployment.serve_with(from(20_001)).await;
+    assert_eq!(allocate(&client, &new_id()).await.unwrap(), (20_001, false));
+    assert_eq!(allocate(&client, &before).await.unwrap(), (101, true));
+    let http = two.http();
+    for (stage, status) in [(100, 404), (101, 200), (102, 404), (20_000, 404), (20_001, 200), (20_002, 404)] {
+        assert_eq!(http.get(&format!("/stages/{stage}")).await.status, status, "{stage}");
+    }
+    two.stop().await;
+    let three = deployment.serve_with(from(1)).await;
+    assert_eq!(allocate(&client, &new_id()).await.unwrap(), (20_002, false), "never below what was given");
+    three.stop().await;
 }
 
 #[tokio::test]
