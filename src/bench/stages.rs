@@ -1,8 +1,9 @@
 //! Stages.
 
-use std::time::Duration;
-
-use async_nats::jetstream::{self, stream};
+use async_nats::{
+    HeaderMap, header,
+    jetstream::{self, stream},
+};
 use futures::future::FutureExt;
 use uuid::Uuid;
 
@@ -14,19 +15,15 @@ use crate::jetstream::{Message, publish_once};
 
 pub const ROWS: &[(&str, Measure)] = &[("stage allocation, 64 callers", |ground| allocation(ground).boxed_local())];
 
-/// What an allocation writes.
-const MESSAGE: &str = r#"{"by":"some-machine-12345-1","nonce":"00000000-0000-4000-8000-000000000000"}"#;
+/// What the allocation of one stage writes.
+const MESSAGE: &str = r#"{"by":"some-machine-12345-1","nonce":"00000000-0000-4000-8000-000000000000","first":1000000,
+    "requests":["00000000-0000-4000-8000-000000000000"]}"#;
 
-/// Against what an allocation would cost without sharing: the same message, deduplicated and synced, one after the other.
+/// Against what it would cost without sharing: the same message, synced, one after the other.
 async fn allocation(ground: &Ground) -> Measured {
     let nats = ground.nats().await;
-    let config = stream::Config {
-        name: "BENCH".to_owned(),
-        subjects: vec!["bench.synced".to_owned()],
-        duplicate_window: Duration::from_secs(86_400),
-        allow_atomic_publish: true,
-        ..Default::default()
-    };
+    let config =
+        stream::Config { name: "BENCH".to_owned(), subjects: vec!["bench.synced".to_owned()], ..Default::default() };
     jetstream::new(nats.clone()).create_stream(config).await.expect("the stream is made");
     let pairs = ground
         .effort
@@ -36,7 +33,8 @@ async fn allocation(ground: &Ground) -> Measured {
                 rate(1, move || {
                     let nats = nats.clone();
                     async move {
-                        let message = Message::with_id("bench.synced", &Uuid::new_v4().to_string(), MESSAGE);
+                        let (subject, headers) = ("bench.synced".to_owned(), HeaderMap::new());
+                        let message = Message { subject, headers, payload: MESSAGE.into() };
                         publish_once(&nats, message).await.expect("it is stored");
                     }
                 })
@@ -47,9 +45,10 @@ async fn allocation(ground: &Ground) -> Measured {
                 rate(IN_FLIGHT, move || {
                     let nats = nats.clone();
                     async move {
-                        let Message { subject, headers, payload } =
-                            Message::with_id("tm.stage.allocate", &Uuid::new_v4().to_string(), "");
-                        let reply = nats.request_with_headers(subject, headers, payload).await.expect("an answer");
+                        let mut headers = HeaderMap::new();
+                        headers.insert(header::NATS_MESSAGE_ID, Uuid::new_v4().to_string());
+                        let asked = nats.request_with_headers("tm.stage.allocate", headers, Default::default());
+                        let reply = asked.await.expect("an answer");
                         assert!(reply.headers.is_none(), "neither an error nor a repeat: {reply:?}");
                     }
                 })

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::publish::{ATTEMPT, Ack, Message, PublishError, acknowledged, ask};
 
 /// What the server takes in one batch.
-pub const MOST_MESSAGES: usize = 1000;
+const MOST_MESSAGES: usize = 1000;
 
 /// Publishes the messages as one batch: all are stored or none. The ack has the sequence of the last one; the others come
 /// directly before. One attempt; an error says what is known of the whole batch.

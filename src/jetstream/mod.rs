@@ -12,7 +12,7 @@ mod request;
 pub mod stored;
 mod streams;
 
-pub use batch::{MOST_MESSAGES, publish_batch};
+pub use batch::publish_batch;
 pub use bucket::{Bucket, Entry, Write};
 pub use connect::{
     ConnectError, MINIMUM_SERVER, connect, connect_telling, connect_to, connect_with, jetstream_context,

@@ -5,9 +5,7 @@
 
 use std::time::Duration;
 
-use async_nats::{
-    Client, HeaderMap, client::RequestErrorKind, header, jetstream::response::Response, subject::ToSubject,
-};
+use async_nats::{Client, HeaderMap, client::RequestErrorKind, jetstream::response::Response, subject::ToSubject};
 use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -33,22 +31,11 @@ pub struct Message {
     pub payload: Bytes,
 }
 
-impl Message {
-    /// One that is stored once, however often it is sent inside the stream's window.
-    pub fn with_id(subject: impl Into<String>, id: &str, payload: impl Into<Bytes>) -> Self {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::NATS_MESSAGE_ID, id);
-        Self { subject: subject.into(), headers, payload: payload.into() }
-    }
-}
-
 /// The server's word that the message is stored.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Ack {
     #[serde(rename = "seq")]
     pub sequence: u64,
-    #[serde(default)]
-    pub duplicate: bool,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -78,7 +78,9 @@ struct Stored<R> {
 impl Given {
     fn read(LogEntry { sequence, at, payload }: LogEntry) -> Result<Self> {
         let broken = |error| Error::internal(format!("entry {sequence} of the stages is broken: {error}"));
-        let Stored { nonce, run, .. } = serde_json::from_slice(&payload).map_err(broken)?;
+        let Stored { nonce, mut run, .. } = serde_json::from_slice::<Stored<Run>>(&payload).map_err(broken)?;
+        // Many are kept, most of them short.
+        run.requests.shrink_to_fit();
         Ok(Self { sequence, at, run, nonce })
     }
 }
@@ -96,10 +98,11 @@ impl Allocations {
         let stored = Stored { by: self.instance.clone(), nonce, run };
         let payload = Bytes::from(serde_json::to_vec(&stored).expect("text and numbers are JSON"));
         let write = || self.log.append(after, payload.clone());
-        // Nothing is ever written over, so ours stands there or nowhere.
+        // Nothing is ever written over, so ours stands there or nowhere. Where nothing does, one is under way to the replicas.
         let find = async || {
-            let there = self.log.at(after + 1).await?.map(Given::read).transpose()?;
-            Ok(there.filter(|there| there.nonce == nonce).map(|there| there.sequence))
+            let there = self.log.at(after + 1).await?.ok_or_else(|| Error::unavailable("it is not known yet"))?;
+            let there = Given::read(there)?;
+            Ok((there.nonce == nonce).then_some(there.sequence))
         };
         until_decided(deadline, write, find).await
     }
@@ -110,32 +113,32 @@ impl Allocations {
         Ok((page.entries.into_iter().map(Given::read).collect::<Result<_>>()?, page.is_last))
     }
 
-    /// How many entries come before the first that lies beyond something, which all that come after it do too.
-    pub async fn count_until(&self, is_beyond: impl Fn(&Given) -> bool) -> Result<u64> {
-        let (mut before, mut beyond) = (0, self.log.len().await? + 1);
+    /// The last entry that does not lie beyond something, where all lie beyond it that come after one that does.
+    pub async fn last_until(&self, is_beyond: impl Fn(&Given) -> bool) -> Result<Option<Given>> {
+        let Some(last) = self.log.last().await?.map(Given::read).transpose()? else { return Ok(None) };
+        if !is_beyond(&last) {
+            return Ok(Some(last));
+        }
+        let (mut found, mut before, mut beyond) = (None, 0, last.sequence);
         while before + 1 < beyond {
             let middle = before + (beyond - before) / 2;
-            match is_beyond(&self.entry(middle).await?) {
-                true => beyond = middle,
-                false => before = middle,
+            let missing = || Error::internal(format!("entry {middle} of the stages is missing"));
+            let given = Given::read(self.log.at(middle).await?.ok_or_else(missing)?)?;
+            if is_beyond(&given) {
+                beyond = middle;
+            } else {
+                (found, before) = (Some(given), middle);
             }
         }
-        Ok(before)
+        Ok(found)
     }
 
     /// What is known of a stage, if there is one with this id.
     pub async fn find(&self, stage: i32) -> Result<Option<Allocation>> {
-        let sequence = self.count_until(|given| given.run.first > stage).await?;
-        if sequence == 0 {
+        let Some(Given { at, run, .. }) = self.last_until(|given| given.run.first > stage).await? else {
             return Ok(None);
-        }
-        let Given { at, run, .. } = self.entry(sequence).await?;
+        };
         let request = run.requests.get((stage - run.first) as usize);
         Ok(request.map(|request| Allocation { request: *request, at }))
-    }
-
-    async fn entry(&self, sequence: u64) -> Result<Given> {
-        let missing = || Error::internal(format!("entry {sequence} of the stages is missing"));
-        Given::read(self.log.at(sequence).await?.ok_or_else(missing)?)
     }
 }

@@ -33,6 +33,9 @@ use crate::{
 /// Requests of one entry.
 const MOST: usize = 1000;
 
+/// The server's clock may have been put back a little, so that times in the log are not quite in their order.
+const SLACK: TimeDelta = TimeDelta::minutes(10);
+
 /// Requests that may wait before callers have to.
 const QUEUE: usize = 4096;
 
@@ -129,7 +132,10 @@ impl Desk {
         }
         let requests = group.asked.iter().map(|asked| asked.request).collect();
         let run = Run { first: self.book.next as i32, requests, skipped: 0 };
-        match self.allocations.append(self.book.last, &run, deadline).await {
+        let appended = self.allocations.append(self.book.last, &run, deadline).await;
+        // Whatever else became of it, there may be more in the log by now.
+        self.is_behind = !matches!(appended, Ok(Some(_)));
+        match appended {
             Ok(Some(sequence)) => {
                 let given: Vec<_> =
                     run.each().zip(group.asked.drain(..)).map(|((_, stage), asked)| asked.give(stage)).collect();
@@ -137,18 +143,14 @@ impl Desk {
                 self.tell(&given);
                 Ok(())
             }
-            Ok(None) if Instant::now() < deadline => {
-                self.is_behind = true;
-                Ok(())
-            }
             Ok(None) => {
-                self.is_behind = true;
-                Err(Error::unavailable("too many processes give stages at once; ask again"))
+                metrics::counter!("tidemark_stage_conflicts_total").increment(1);
+                match Instant::now() < deadline {
+                    true => Ok(()),
+                    false => Err(Error::unavailable("too many processes give stages at once; ask again")),
+                }
             }
-            Err(undecided) => {
-                self.is_behind = true;
-                Err(refused(undecided))
-            }
+            Err(undecided) => Err(refused(undecided)),
         }
     }
 
@@ -171,10 +173,9 @@ impl Desk {
 
     async fn read_on(&mut self) -> Result<()> {
         if self.book.last == 0 {
-            // The last that does not count any more tells where the others begin.
-            let horizon = self.book.horizon(self.clock.now());
-            let old = self.allocations.count_until(|given| given.at >= horizon).await?;
-            self.book.last = old.saturating_sub(1);
+            let begins = self.book.horizon(self.clock.now()) - SLACK;
+            let old = self.allocations.last_until(|given| given.at >= begins).await?;
+            self.book.extend(old);
         }
         let (given, is_last) = self.allocations.read_after(self.book.last).await?;
         self.book.extend(given);

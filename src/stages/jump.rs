@@ -13,11 +13,13 @@ impl Stages {
     /// Passes over stages that may have been allocated since, and over props and acts that may have been made in those that
     /// are known. Tells which are known, and the next stage's id.
     pub async fn jump(&self, margin: u32) -> Result<(Passed, i64)> {
-        let (mut passed, mut last, mut next, mut is_last) = (Passed::default(), 0, self.first_id, false);
-        while !is_last {
-            let given;
-            (given, is_last) = self.allocations.read_after(last).await?;
-            for given in given {
+        let (mut passed, mut last, mut next) = (Passed::default(), 0, self.first_id);
+        loop {
+            let (page, _) = self.allocations.read_after(last).await?;
+            if page.is_empty() {
+                break;
+            }
+            for given in page {
                 (last, next) = (given.sequence, given.run.end().max(next));
                 for (_, stage) in given.run.each() {
                     let key = stage.to_string();
@@ -26,7 +28,7 @@ impl Stages {
             }
         }
         let left = i64::from(LAST_STAGE) + 1 - next;
-        let skipped = i64::from(margin).min(left) as u32;
+        let skipped = i64::from(margin).min(left.max(0)) as u32;
         if skipped > 0 {
             let run = Run { first: next as i32, requests: Vec::new(), skipped };
             let written = self.allocations.append(last, &run, Instant::now() + self.deadline).await;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use async_nats::{HeaderMap, jetstream};
+use async_nats::{HeaderMap, header, jetstream};
 use bytes::Bytes;
 use futures::future::join_all;
 use serde::{Deserialize, Serialize};
@@ -214,15 +214,16 @@ async fn publishing_repeats_with_the_same_id_until_it_is_known() {
     let stream = jetstream::new(deployment.nats().await).create_stream(config).await.unwrap();
     let proxy = Proxy::before(&deployment.nats_url).await;
     let nats = tidemark::jetstream::connect_to(async_nats::ConnectOptions::new(), &proxy.url).await.unwrap();
-    let fact = Message::with_id("facts.one", "id-1", "x");
+    let message = |subject: &str| Message { subject: subject.into(), headers: HeaderMap::new(), payload: "x".into() };
+    let mut fact = message("facts.one");
+    fact.headers.insert(header::NATS_MESSAGE_ID, "id-1");
     let send = publish(&nats, &fact, DEADLINE);
     let (ack, ()) = tokio::join!(send, proxy.lose_an_acknowledgement());
-    assert!(ack.unwrap().duplicate, "the lost first attempt was stored");
-    assert_eq!(stream.get_info().await.unwrap().state.messages, 1);
+    assert_eq!((ack.unwrap().sequence, stream.get_info().await.unwrap().state.messages), (1, 1), "it is stored once");
 
-    let nowhere = publish(&nats, &Message::with_id("nowhere", "id-2", "x"), Duration::from_millis(300)).await;
+    let nowhere = publish(&nats, &message("nowhere"), Duration::from_millis(300)).await;
     assert!(matches!(nowhere, Err(PublishError::NotStored)), "{nowhere:?}");
-    let message = Message { subject: "facts.two".into(), headers: HeaderMap::new(), payload: "x".into() };
+    let message = message("facts.two");
     let refused = publish_batch(&nats, &[message.clone(), message]).await;
     assert!(matches!(refused, Err(PublishError::Refused { .. })), "the stream takes no batches: {refused:?}");
 }
