@@ -7,19 +7,22 @@ pub const ALPHABET: &[u8; RADIX] = b"0123456789bcdfghjkmnpqrstvwxz";
 
 pub const RADIX: usize = 29;
 
-const VALUES: [Option<u8>; 256] = {
-    let mut values = [None; 256];
+/// No digit of any radix.
+const OUTSIDE: u8 = u8::MAX;
+
+const DIGITS: [u8; 256] = {
+    let mut digits = [OUTSIDE; 256];
     let mut index = 0;
     while index < RADIX {
-        values[ALPHABET[index] as usize] = Some(index as u8);
+        digits[ALPHABET[index] as usize] = index as u8;
         index += 1;
     }
-    values
+    digits
 };
 
-/// What a character stands for. None for those outside the alphabet.
-pub fn value(character: u8) -> Option<u8> {
-    VALUES[character as usize]
+/// What a character stands for, or more than any digit for those outside the alphabet.
+pub fn digit(character: u8) -> u8 {
+    DIGITS[character as usize]
 }
 
 /// How ids of a template are checked: each character weighs its value times its place, and the sum is told modulo 29. What
@@ -34,7 +37,11 @@ pub struct Check {
 impl Check {
     /// Over everything before the check character. Bytes outside the alphabet take a place and weigh nothing.
     pub fn over(before: &str) -> Self {
-        let weigh = |sum, (index, byte): (usize, u8)| sum + u64::from(value(byte).unwrap_or(0)) * (index as u64 + 1);
+        let weight = |byte| match digit(byte) {
+            OUTSIDE => 0,
+            digit => u64::from(digit),
+        };
+        let weigh = |sum, (index, byte): (usize, u8)| sum + weight(byte) * (index as u64 + 1);
         Self { scope: CheckScope::Whole, sum: before.bytes().enumerate().fold(0, weigh), places: before.len() as u64 }
     }
 
@@ -57,6 +64,7 @@ impl Check {
 }
 
 /// A check under way.
+#[derive(Default)]
 pub struct Weighed {
     sum: u64,
     places: u64,

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 pub use grammar::BadTemplate;
 
-use check::{ALPHABET, Check, value};
+use check::{ALPHABET, Check, digit};
 use scatter::Scatter;
 
 /// The most bytes that a template may have. Longer ones only make longer ids.
@@ -147,19 +147,20 @@ impl Template {
             return None;
         }
         let mut sum = 0_u64;
-        let mut weighed = self.check.as_ref().map(Check::begin);
-        let radices = std::iter::repeat_n(self.mask[0], surplus).chain(self.mask.iter().copied());
-        for (character, radix) in digits.iter().zip(radices) {
-            let digit = value(*character)?;
+        let mut weighed = self.check.as_ref().map(Check::begin).unwrap_or_default();
+        let mut add = |character: u8, radix: u8| {
+            let digit = digit(character);
             if digit >= radix {
                 return None;
             }
+            weighed.add(digit);
             sum = sum.checked_mul(u64::from(radix))?.checked_add(u64::from(digit))?;
-            if let Some(weighed) = &mut weighed {
-                weighed.add(digit);
-            }
-        }
-        if weighed.map(|weighed| weighed.character()) != claimed || sum >= self.end() {
+            Some(())
+        };
+        let (grown, digits) = digits.split_at(surplus);
+        grown.iter().try_for_each(|character| add(*character, self.mask[0]))?;
+        digits.iter().zip(&self.mask).try_for_each(|(character, radix)| add(*character, *radix))?;
+        if claimed.is_some_and(|claimed| claimed != weighed.character()) || sum >= self.end() {
             return None;
         }
         Some(match &self.order {
