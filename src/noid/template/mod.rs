@@ -133,7 +133,11 @@ impl Template {
 
     /// The number of an id. None if the id is not of this template.
     pub fn number(&self, id: &[u8]) -> Option<u64> {
-        let mut digits = id.strip_prefix(self.slug.as_bytes())?;
+        let mut digits = match self.slug.as_bytes() {
+            // Comparing nothing takes 80 ns where the C library does it with AVX-512: it loads from an address that is none.
+            [] => id,
+            slug => id.strip_prefix(slug)?,
+        };
         let claimed = match self.check {
             Some(_) => {
                 let (last, before) = digits.split_last()?;
