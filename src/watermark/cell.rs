@@ -169,6 +169,12 @@ impl<S: State> Cell<S> {
             Ok(found.filter(|(found, ..)| found == nonce).map(|(_, _, revision)| revision))
         };
         let decided = until_decided(deadline, write, find).await;
-        decided.map_err(|Undecided { source, .. }| Error::unavailable("the counters can't be written").source(source))
+        decided.map_err(|Undecided { in_doubt, source }| {
+            let problem = match in_doubt {
+                true => "whether the counters were written is not known yet",
+                false => "the counters can't be written",
+            };
+            Error::unavailable(problem).source(source)
+        })
     }
 }
