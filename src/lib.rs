@@ -10,6 +10,7 @@
 //! - [`watermark`] counts: compare-and-set, group commit, ranges, leases, idempotent answers. [`snowflake`] mints ids with
 //!   a leased number, here and in the [`client`].
 //! - [`registry`] is what every instance must know at once, held in memory; [`access`] decides who may call.
+//!   `gathering` takes all who wait for one write.
 //! - [`events`] publishes facts that others may follow. [`sliding_log`] and `limiter` limit what one caller may ask for.
 //! - [`jetstream`] and [`database`] are the two stores: connecting, `streams/`, `migrations/`.
 //!
@@ -32,6 +33,7 @@ pub mod embedded;
 pub mod error;
 pub mod events;
 pub mod gateway;
+mod gathering;
 mod hex;
 pub mod http;
 pub mod ids;

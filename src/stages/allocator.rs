@@ -27,6 +27,7 @@ use crate::{
     config,
     error::{Code, Error, Result},
     events::Events,
+    gathering::Gathering,
     jetstream::{Undecided, pause_before, step_back},
 };
 
@@ -91,13 +92,14 @@ struct Desk {
 }
 
 impl Desk {
-    async fn serve(mut self, mut waiting: mpsc::Receiver<Waiting>) {
+    async fn serve(mut self, waiting: mpsc::Receiver<Waiting>) {
+        let mut waiting = Gathering::new(waiting);
         // Whoever comes first need not wait for it.
         if let Err(error) = self.catch_up(Instant::now() + self.deadline).await {
             error.log("stages.read");
         }
         let mut asked = Vec::with_capacity(MOST);
-        while waiting.recv_many(&mut asked, MOST).await > 0 {
+        while waiting.take(&mut asked, MOST).await > 0 {
             self.answer(Group::of(asked.drain(..))).await;
         }
     }

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     error::{Code, Error, Result},
+    gathering::Gathering,
     jetstream::{Bucket, CasError, Undecided, Write, pause_before, step_back, until_decided},
 };
 
@@ -41,10 +42,11 @@ pub(super) struct Cell<S> {
 }
 
 impl<S: State> Cell<S> {
-    pub async fn run(mut self, mut waiting: mpsc::Receiver<Box<dyn Change<S>>>, tasks: Tasks<S>) {
+    pub async fn run(mut self, waiting: mpsc::Receiver<Box<dyn Change<S>>>, tasks: Tasks<S>) {
+        let mut waiting = Gathering::new(waiting);
         let mut changes = Vec::new();
         loop {
-            match timeout(IDLE, waiting.recv_many(&mut changes, GROUP)).await {
+            match timeout(IDLE, waiting.take(&mut changes, GROUP)).await {
                 Ok(0) => return,
                 Ok(_) => {
                     self.commit(Group::new(std::mem::take(&mut changes))).await;
@@ -59,7 +61,7 @@ impl<S: State> Cell<S> {
     }
 
     /// Takes no more changes. What was sent before is still received, and answered in the next rounds.
-    fn leave(&self, waiting: &mut mpsc::Receiver<Box<dyn Change<S>>>, tasks: &Tasks<S>) {
+    fn leave(&self, waiting: &mut Gathering<Box<dyn Change<S>>>, tasks: &Tasks<S>) {
         waiting.close();
         let mut tasks = tasks.lock().expect("no panic while the tasks are held");
         // Unless somebody has put a new task in our place already.
