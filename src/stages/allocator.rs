@@ -93,13 +93,14 @@ struct Desk {
 
 impl Desk {
     async fn serve(mut self, waiting: mpsc::Receiver<Waiting>) {
-        let mut waiting = Gathering::new(waiting);
+        let mut waiting = Gathering::new(waiting, MOST);
         // Whoever comes first need not wait for it.
         if let Err(error) = self.catch_up(Instant::now() + self.deadline).await {
             error.log("stages.read");
         }
         let mut asked = Vec::with_capacity(MOST);
-        while waiting.take(&mut asked, MOST).await > 0 {
+        while waiting.first(&mut asked).await > 0 {
+            waiting.rest(&mut asked).await;
             self.answer(Group::of(asked.drain(..))).await;
         }
     }

@@ -43,12 +43,13 @@ pub(super) struct Cell<S> {
 
 impl<S: State> Cell<S> {
     pub async fn run(mut self, waiting: mpsc::Receiver<Box<dyn Change<S>>>, tasks: Tasks<S>) {
-        let mut waiting = Gathering::new(waiting);
+        let mut waiting = Gathering::new(waiting, GROUP);
         let mut changes = Vec::new();
         loop {
-            match timeout(IDLE, waiting.take(&mut changes, GROUP)).await {
+            match timeout(IDLE, waiting.first(&mut changes)).await {
                 Ok(0) => return,
                 Ok(_) => {
+                    waiting.rest(&mut changes).await;
                     self.commit(Group::new(std::mem::take(&mut changes))).await;
                     // Nobody's key needs no task: callers may ask for any number of names that don't exist.
                     if !matches!(self.known, Some((Some(_), _))) {
