@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use async_nats::{Client, HeaderMap, client::RequestErrorKind, jetstream::response::Response, subject::ToSubject};
+use async_nats::{Client, HeaderMap, client::RequestErrorKind, jetstream, subject::ToSubject};
 use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -32,10 +32,17 @@ pub struct Message {
 }
 
 /// The server's word that the message is stored.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Ack {
-    #[serde(rename = "seq")]
     pub sequence: u64,
+}
+
+/// What it looks like. The library's own type tries one shape after the other.
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(rename = "seq")]
+    sequence: Option<u64>,
+    error: Option<jetstream::Error>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -136,10 +143,11 @@ pub(super) async fn ask(
 /// What the stream's answer says.
 pub(super) fn acknowledged(message: &async_nats::Message) -> Result<Ack, PublishError> {
     match serde_json::from_slice(&message.payload) {
-        Ok(Response::Ok(ack)) => Ok(ack),
-        Ok(Response::Err { error }) => {
+        Ok(Answer { error: Some(error), .. }) => {
             Err(PublishError::Refused { code: error.error_code().0, description: error.to_string() })
         }
+        Ok(Answer { sequence: Some(sequence), .. }) => Ok(Ack { sequence }),
+        Ok(_) => Err(PublishError::Unknown("the answer has neither a sequence nor an error".to_owned())),
         Err(error) => Err(PublishError::Unknown(format!("the answer is no acknowledgement: {error}"))),
     }
 }

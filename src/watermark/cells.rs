@@ -339,7 +339,7 @@ fn decode<S: DeserializeOwned>(key: &str, value: &[u8]) -> Result<Stored<S>> {
 
 /// The value with its nonce.
 pub(super) fn encode<S: Serialize>(state: &S, by: Arc<str>, request: RequestId) -> Result<(String, Bytes)> {
-    let nonce = uuid::Uuid::new_v4().simple().to_string();
+    let nonce = format!("{:032x}", rand::random::<u128>());
     let stored = Stored { nonce, by, request, state };
     let value = serde_json::to_vec(&stored).map_err(Error::internal)?;
     Ok((stored.nonce, value.into()))
