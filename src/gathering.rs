@@ -19,7 +19,7 @@ const CROWD: usize = 8;
 /// Nobody is waited for longer, however long a write takes.
 const LONGEST: Duration = Duration::from_millis(20);
 
-/// What the runtime's timers can tell apart: who waits for less waits up to twice as long.
+/// What the runtime's timers can tell apart, and so the shortest pause that is one: writes may be much quicker.
 const TICK: Duration = Duration::from_millis(1);
 
 /// A queue from which all who wait are taken together. Those who were taken before must be answered by then.
@@ -129,11 +129,7 @@ impl Pace {
     const WORTH: f64 = 0.97;
 
     fn waits(&self) -> bool {
-        self.is_worth_it() != self.is_try
-    }
-
-    fn is_worth_it(&self) -> bool {
-        self.gain > Self::WORTH
+        (self.gain > Self::WORTH) != self.is_try
     }
 
     /// A group, and how long it took from the first of it to the first of the next one.

@@ -8,9 +8,8 @@
 //! - [`gateway`] finds the code that answers an operation: in this process, or over NATS in another.
 //! - [`ids`], [`noid`], [`stages`], [`timers`] and [`usage`] answer. Domain modules know no transport and not each other.
 //! - [`watermark`] counts: compare-and-set, group commit, ranges, leases, idempotent answers. [`snowflake`] mints ids with
-//!   a leased number, here and in the [`client`].
+//!   a leased number, here and in the [`client`]. `gathering` takes all who wait for one write.
 //! - [`registry`] is what every instance must know at once, held in memory; [`access`] decides who may call.
-//!   `gathering` takes all who wait for one write.
 //! - [`events`] publishes facts that others may follow. [`sliding_log`] and `limiter` limit what one caller may ask for.
 //! - [`jetstream`] and [`database`] are the two stores: connecting, `streams/`, `migrations/`.
 //!
